@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -37,6 +38,9 @@ ENTRY_POINT_GROUP = "saturn_airflow.techniques"
 
 Parameters = Mapping[str, Any]
 
+# What the module of a technique's file has of the file as it was imported.
+_DIGEST = "_saturn_digest"
+
 
 class BaseTechnique:
     """A way to train a job on a number of devices.
@@ -46,7 +50,8 @@ class BaseTechnique:
     """
 
     name: ClassVar[str] = ""
-    #: Raise it when the technique trains otherwise than before; what was measured then no longer counts.
+    #: Raise it when the technique trains otherwise than before; what was measured and compared then no longer
+    #: counts. A file of a user's own is another version once it is edited, but not when what it imports is.
     version: ClassVar[str] = "1"
     #: Whether it can train jobs that have a training step of their own: :meth:`parallelize` then gets
     #: ``own_step=True`` for them, and returns the model on its device or a ``Parallel``.
@@ -182,7 +187,11 @@ def get(name: str) -> BaseTechnique:
     if name in _registered:
         return _instance(_registered[name], name)
     if path := _files().get(name):
-        return _instance(_class_in(path), name)
+        made = _instance(_class_in(path), name)
+        if path.parent != folders()[-1]:
+            digest = vars(sys.modules[type(made).__module__])[_DIGEST]
+            made.version = f"{made.version} {digest}"  # type: ignore[misc]
+        return made
     for point in _entry_points():
         if point.name != name:
             continue
@@ -260,6 +269,7 @@ def _class_in(path: Path) -> type[BaseTechnique]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        vars(module)[_DIGEST] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)

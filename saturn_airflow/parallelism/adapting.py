@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.parallelism.replicating import Replicated
@@ -33,3 +34,18 @@ def adapt(returned: Any, model: nn.Module, ranks: Ranks, technique: str) -> Para
         "return a module wrapped by DistributedDataParallel or fully_shard, "
         "or a saturn_airflow.parallelism.parallel.Parallel"
     )
+
+
+def refuse_copies(parallel: Parallel, technique: str) -> None:
+    """See that what is trained are parameters of the model: checkpoints have those, by their names.
+
+    :raises DoesNotFit: when they are others, such as copies on another device.
+    """
+    own = {id(p) for p in parallel.model.parameters()}
+    if others := [name for name, p in parallel.trainable().items() if id(p) not in own]:
+        raise DoesNotFit(
+            f"technique {technique!r}: trainable() gives in the place of {others[0]!r} a tensor that is no "
+            "parameter of the model. A checkpoint has the model's, and what the optimizer keeps of those: a "
+            "job that is resumed would lose what was trained. Let trainable() give the model's own, and copy "
+            "what is computed with"
+        )

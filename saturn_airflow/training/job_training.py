@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,7 @@ class Training(BaseTraining):
 
     def _prepare(self) -> None:
         """Make what trains and evaluates the model, and its state."""
+        adapting.refuse_copies(self.parallel, self.request.technique)
         self.optimizer = optimizers.make_optimizer(self.hparams, self.groups, self.parallel, self.job)
         self.frozen = optimizers.frozen(self.parallel.model)
         self._users = UsersState(self.job, self.parallel.model)  # with what the optimizer made
@@ -334,7 +335,8 @@ class Training(BaseTraining):
 
     def _train_step(self, batch: GlobalBatch, save_due: bool) -> tuple[bool, bool]:
         """One optimizer step; whether a rank was asked to stop, and whether a checkpoint is due."""
-        return stepping.take(self, batch, save_due)
+        with self.spot_checks.around() if self.spot_checks is not None else nullcontext():
+            return stepping.take(self, batch, save_due)
 
     def _further(self) -> dict[str, Any]:
         """What else to report of a step."""

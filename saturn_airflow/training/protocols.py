@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from saturn_airflow.training.batches import GlobalBatch
@@ -28,6 +29,10 @@ class SpotChecks(Protocol):
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:
         """Check the step on ``batch``, if it is its turn or the ``last``; the seconds that took."""
+        ...
+
+    def around(self) -> AbstractContextManager[None]:
+        """Around the step that :meth:`before` was asked about."""
         ...
 
     def at_a_stop(self, batch: GlobalBatch) -> None:

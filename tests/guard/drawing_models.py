@@ -22,6 +22,24 @@ class Reseeds(nn.Module):
             return dropout(x, 0.3, self.training)
 
 
+class SeedsByPass(nn.Module):
+    """It seeds its masks by the number of the pass, which it keeps as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.passes)
+            return dropout(x, 0.3, self.training)
+
+
+def seeds_by_pass() -> nn.Module:
+    return Blocks(SeedsByPass())
+
+
 def reseeds() -> nn.Module:
     return Blocks(Reseeds())
 

@@ -134,6 +134,10 @@ WRONG: dict[str, tuple[Cell, str]] = {
         )
         for technique in ("ddp", "fsdp")
     },
+    "masks that the job seeds by its passes, of which a batch makes two": (
+        Cell(job(load_model="drawing_models:seeds_by_pass", hparams={"accumulate": 2}), "single"),
+        "the job seeds random numbers itself",
+    ),
     "passes counted in a class": (
         Cell(job(model_args={"extra": "counts in its class"}), "ForwardTwice"),
         "the loss of step",
@@ -270,6 +274,14 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),
     "masks of two": (Cell(job(model_args={"extra": "drops"}), "ddp", 2), "distribution"),
+    "masks that the job seeds by its passes": (
+        Cell(job(load_model="drawing_models:seeds_by_pass"), "single"),
+        "exact",
+    ),
+    "masks of two micro-batches": (
+        Cell(job(model_args={"extra": "drops"}, hparams={"accumulate": 2}), "single"),
+        "exact",
+    ),
     "masks that the job seeds itself on one device": (
         Cell(job(load_model="drawing_models:reseeds"), "spill"),
         "exact",

@@ -83,8 +83,10 @@ def test_what_was_forgotten_is_kept_no_more(tmp_path: Path) -> None:
 def test_steps_are_read_as_they_were_written_or_not_at_all() -> None:
     tensors = {"a": torch.randn(3000), "b": torch.arange(5), "c": None}
     values = singles({"a": torch.randn(3000)})
-    step = Step(1.5, None, samples(tensors), values, values, samples(tensors), frozenset("a"), {"x": 3})
-    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.5, 0.25)
+    found_there = samples(tensors)
+    step = Step(1.5, None, found_there, values, values, found_there, frozenset("a"), {"x": 3})
+    step = dataclasses.replace(step, clip=0.5, unclipped=found_there)
+    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.5, [0.25])
     written = kept_steps.dumped(plain)
     again = kept_steps.loaded(written)
     assert again is not None
@@ -92,6 +94,8 @@ def test_steps_are_read_as_they_were_written_or_not_at_all() -> None:
     (found,) = again.steps
     assert (found.loss, found.counted, found.stateful, found.counts) == (1.5, None, frozenset("a"), {"x": 3})
     assert found.gradients["c"] is None
+    assert found.clip == 0.5
+    assert found.unclipped["b"].distance(found_there["b"]) == 0  # type: ignore[union-attr,arg-type]
     assert all(found.gradients[name].distance(step.gradients[name]) == 0 for name in "ab")  # type: ignore[union-attr,arg-type]
     assert torch.equal(found.before["a"], values["a"])
     for damaged in (written[:500], written[:200] + b"zz" + written[202:], b"x"):

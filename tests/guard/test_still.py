@@ -70,3 +70,38 @@ def test_a_permutation_moves_what_it_mixes() -> None:
     with without_randomness():
         assert torch.equal(torch.randperm(5).sort().values, torch.arange(5))
         assert torch.randperm(5).tolist() != list(range(5))
+
+
+DROPS: dict[str, Callable[[torch.Tensor, float, bool], torch.Tensor]] = {
+    "a function": functional.dropout,
+    "of channels": functional.dropout2d,
+    "alpha": functional.alpha_dropout,
+    "in place": lambda x, p, training: functional.dropout(x.clone(), p, training, inplace=True),
+    "in attention": lambda x, p, training: functional.scaled_dot_product_attention(
+        x, x, x, dropout_p=p if training else 0.0
+    ),
+    "between layers": lambda x, p, training: layers(p).train(training)(x[0])[0],
+    "slopes": lambda x, p, training: functional.rrelu(-x, 0.1, 0.1 + p, training),
+}
+
+
+LAYERS = torch.nn.LSTM(4, 4, num_layers=2)
+
+
+def layers(p: float) -> torch.nn.Module:
+    LAYERS.dropout = p
+    return LAYERS
+
+
+@pytest.mark.parametrize("how", DROPS)
+def test_it_shows_whether_a_dropout_is_there_and_how_much_it_drops(how: str) -> None:
+    """Else a technique could train without, or evaluate with it."""
+    x = torch.ones(1, 2, 3, 4)
+    with without_randomness():
+        little, much, again = (DROPS[how](x, p, True) for p in (0.1, 0.5, 0.1))
+        evaluated = DROPS[how](x, 0.1, False)
+    assert torch.equal(little, again)
+    assert not torch.equal(little, evaluated)
+    assert how == "slopes" or not torch.equal(little, much)
+    assert how != "slopes" or torch.equal(little, much), "the least slope is that of both"
+    assert torch.allclose(little, evaluated, rtol=0.5)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from checking import job
 
+from saturn_airflow import library
 from saturn_airflow.launch import runs
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.estimates import Estimate, Trial
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.measure import measure
 
 pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """That of the technique's file."""
+    with mock.patch.dict(os.environ, {TECHNIQUES_VARIABLE: str(HERE / "techniques")}):
+        return library.get("loss_off").version
 
 
 def tried(tmp_path: Path, a_job: Job, **changes: Any) -> Estimate:
@@ -59,7 +69,7 @@ def test_a_candidate_that_is_refused_lets_the_next_one_be_tried(tmp_path: Path) 
     estimate = tried(tmp_path, job(hparams={"batches": 5}))
     assert estimate.works
     assert estimate.parameters == {"off": 0.0}
-    assert estimate.verdicts == {guards.mark(job(), "1"): "exact"}
+    assert estimate.verdicts == {guards.mark(job(), version()): "exact"}
 
 
 def test_where_all_differ_the_estimate_says_so(tmp_path: Path) -> None:
@@ -94,7 +104,7 @@ def test_what_is_known_is_not_compared_again(tmp_path: Path) -> None:
     names, end = trained(tmp_path, a_job, verdict="exact", parameters=right)
     assert end["status"] == "finished"
     assert "guard" not in names
-    key = f"{guards.mark(a_job, '1')} loss_off 1 {json.dumps(right)}"
+    key = f"{guards.mark(a_job, version())} loss_off 1 {json.dumps(right)}"
     (state / "verdicts.json").write_text(json.dumps({key: "distribution"}))
     names, end = trained(tmp_path, a_job, parameters=right)
     assert end["status"] == "finished"

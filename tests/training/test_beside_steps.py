@@ -338,10 +338,11 @@ def test_the_loop_trains_as_one_device_does(tmp_path: Path) -> None:
     ]
     ((single, spilled, clipped, spilled_clipped),) = ranks_module.launch(train_late, requests, size=1)
     assert spilled[0] == single[0]
-    assert spilled[1] == 4 * len(single[0])
+    # The last step is looked at, and taken at once.
+    assert spilled[1] == 4 * (len(single[0]) - 1)
     assert spilled_clipped[0] == clipped[0]
     # From the first step on, whose two micro-batches were watched, each in the pass that follows.
-    assert spilled_clipped[1] == 4 * len(clipped[0])
+    assert spilled_clipped[1] == 4 * (len(clipped[0]) - 1)
 
 
 def clipped(model: Model, **spilled: Any) -> tuple[list[torch.Tensor], int]:
@@ -406,7 +407,7 @@ def test_a_job_that_clips_has_all_gradients_first(monkeypatch: pytest.MonkeyPatc
         training.hparams = HParams(clip_grad_norm=1.0 if clips else None)
         training.parallel = Told(Model(once), RANKS)
         training.optimizer = torch.optim.SGD(training.parallel.model.parameters())
-        training.step = 1
+        training.step, training.spot_checks = 1, None
         with pytest.raises(InterruptedError):
             training._train_step(None, False)  # type: ignore[arg-type]
     assert told == [False]

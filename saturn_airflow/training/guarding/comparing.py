@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.differences import COUNTER, TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.plain import Step
-from saturn_airflow.training.guarding.samples import Samples, samples
+from saturn_airflow.training.guarding.samples import Sample, Samples, samples
 from saturn_airflow.training.ranks import Ranks
 
 # Differences that are told; there may be hundreds.
@@ -39,6 +39,32 @@ def gradients_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
     return samples({aliases.get(name, name): p.grad for name, p in parallel.trainable().items()})
 
 
+@contextmanager
+def noting_unclipped(
+    parallel: Parallel, aliases: Mapping[str, str], noting: bool
+) -> Iterator[dict[str, Sample | None]]:
+    """Around a step: this rank's gradients, where they are about to be clipped.
+
+    :param noting: whether they are noted.
+    """
+    found: dict[str, Sample | None] = {}
+    clip, before = parallel.clip_gradients, vars(parallel).get("clip_gradients")
+
+    def note(max_norm: float) -> None:
+        found.update(gradients_of(parallel, aliases))
+        clip(max_norm)
+
+    if not noting:
+        yield found
+        return
+    vars(parallel)["clip_gradients"] = note
+    try:
+        yield found
+    finally:
+        vars(parallel).pop("clip_gradients")
+        vars(parallel).update({} if before is None else {"clip_gradients": before})
+
+
 def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
     """This rank's buffers, of those that checkpoints have."""
     kept = parallel.model.state_dict(keep_vars=True)
@@ -46,11 +72,14 @@ def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
 
 
 def put_together(
-    comparison: Comparison, expected: Step, got: Step, ranks: Ranks, *, everywhere: bool = False
+    comparison: Comparison, expected: Step, got: Step, ranks: Ranks, shares: int
 ) -> list[Difference]:
     """What the ranks found in a step, the same on all of them; all must call this together.
 
-    :param everywhere: every rank must have all buffers right.
+    Every rank that has a buffer must have it right: any of them may write it into a checkpoint.
+
+    :param shares: of the batch that ranks compute. Where these are fewer than the ranks, some may compute
+        other parts of the model, and count no passes of the rest.
     """
     found = comparison.of(expected, got), comparison.buffers(expected, got), list(got.gradients)
     everyones = ranks.everyones(found)
@@ -59,10 +88,10 @@ def put_together(
     for _, own, _ in everyones:
         for name, difference in own.items():
             by_buffer.setdefault(name, []).append(difference)
-    # The ranks of a pipeline need not all have the buffers of all stages right.
-    for found_there in by_buffer.values():
+    for name, found_there in by_buffer.items():
         wrong = [d for d in found_there if d is not None]
-        if wrong and (everywhere or len(wrong) == len(found_there)):
+        by_any = name.startswith(COUNTER) and shares < ranks.size
+        if wrong and (not by_any or len(wrong) == len(found_there)):
             differences[max(wrong, key=lambda d: d.size)] = None
     trained = {name for _, _, names in everyones for name in names}
     if trained and math.isfinite(got.loss):

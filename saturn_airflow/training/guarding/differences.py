@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from saturn_airflow.training.guarding.plain import Step
-from saturn_airflow.training.guarding.samples import Sample
+from saturn_airflow.training.guarding.samples import Sample, Samples
 
 
 class Tolerance(NamedTuple):
@@ -42,6 +42,8 @@ TOLERANCES = {
 
 # Of what a step changes, where the optimizer computes in a 16-bit format on exact gradients.
 _ROUNDED_UPDATE = 5e-2
+#: What keys of counters begin with; those of buffers are names of Python's.
+COUNTER = "attribute "
 # Steps in all of which a number must grow to be a counter.
 _STEPS_OF_COUNTERS = 3
 
@@ -143,7 +145,7 @@ class Comparison:
             if len(counts) >= _STEPS_OF_COUNTERS and grows and name in got.counts:
                 how = f"is {count} on one device and {got.counts[name]} here"
                 wrong = Difference(f"the attribute {name!r}", how, 3, abs(got.counts[name] - count))
-                found[f"attribute {name}"] = wrong if wrong.size else None
+                found[f"{COUNTER}{name}"] = wrong if wrong.size else None
         return found
 
     def evaluations(self, expected: float, got: float) -> list[Difference]:
@@ -166,10 +168,29 @@ class Comparison:
             yield Difference(what, how, 1, abs(got.counted - expected.counted))
 
     def _gradients(self, expected: Step, got: Step) -> Iterator[Difference]:
-        whole = math.sqrt(sum(g.norm**2 for g in expected.gradients.values() if g is not None))
+        yield from self._of_each(expected, got, expected.unclipped, got.unclipped, " before it is clipped")
+        yield from self._of_each(expected, got, expected.gradients, got.gradients)
+        whole = _norm(expected.gradients)
         for name, gradient in got.gradients.items():
             as_it_should = expected.gradients.get(name)
-            what = f"the gradient of {name!r} in step {self._steps}"
+            if as_it_should is None or gradient is None or not _are_alike(as_it_should, gradient):
+                continue
+            # Where a gradient is noise an optimizer may turn it into a step of full length. The noise is a
+            # norm: an element's part of it is that over the root of their number.
+            noise = self._noise(as_it_should, whole) / math.sqrt(max(as_it_should.count, 1))
+            single = as_it_should.values[: as_it_should.singles].abs()
+            nothing = (single == 0) & (gradient.values[: gradient.singles] == 0)
+            firm = nothing | (single >= 10 * noise)
+            self._firm[name] = firm & self._firm.get(name, firm)
+
+    def _of_each(
+        self, expected: Step, got: Step, wanted: Samples, found: Samples, when: str = ""
+    ) -> Iterator[Difference]:
+        """How ``found``, the gradients of ``got`` at some time, differ from those ``wanted``."""
+        whole = _norm(wanted)
+        for name, gradient in found.items():
+            as_it_should = wanted.get(name)
+            what = f"the gradient of {name!r}{when} in step {self._steps}"
             if as_it_should is None or gradient is None:
                 there = gradient or as_it_should
                 kept = name in (got if as_it_should is None else expected).stateful
@@ -178,19 +199,10 @@ class Comparison:
                     of_zeros = "of zeros" if there.norm == 0 else f"of norm {there.norm:.3g}"
                     here = "here" if as_it_should is None else "on one device"
                     yield Difference(what, f"{how} {of_zeros} {here}", 2)
-                continue
-            if gradient.values.shape != as_it_should.values.shape:
-                continue  # a part of a tensor in a way that only its technique knows
-            noise = self._noise(as_it_should, whole)
-            off = as_it_should.distance(gradient)
-            if not off <= noise * self._slack:
-                yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2, off)
-            # Where a gradient is noise an optimizer may turn it into a step of full length. The noise is a
-            # norm: an element's part of it is that over the root of their number.
-            single = as_it_should.values[: as_it_should.singles].abs()
-            nothing = (single == 0) & (gradient.values[: gradient.singles] == 0)
-            firm = nothing | (single >= 10 * noise / math.sqrt(max(as_it_should.count, 1)))
-            self._firm[name] = firm & self._firm.get(name, firm)
+            elif _are_alike(as_it_should, gradient):
+                off = as_it_should.distance(gradient)
+                if not off <= self._noise(as_it_should, whole) * self._slack:
+                    yield Difference(what, f"is off by {_share(off, as_it_should.norm)}", 2, off)
 
     def _updates(self, expected: Step, got: Step) -> Iterator[Difference]:
         for name, after in got.weights.items():
@@ -216,6 +228,16 @@ class Comparison:
     def _slack(self) -> float:
         # Later steps begin at weights that are a little off already.
         return self._first_slack if self._steps == 1 else 10.0
+
+
+def _norm(gradients: Samples) -> float:
+    """The L2 norm of all of them together."""
+    return math.sqrt(sum(gradient.norm**2 for gradient in gradients.values() if gradient is not None))
+
+
+def _are_alike(one: Sample, other: Sample) -> bool:
+    """Whether they can be compared: some parts of a tensor are such as only a technique knows."""
+    return one.values.shape == other.values.shape
 
 
 def _share(off: float, of: float) -> str:

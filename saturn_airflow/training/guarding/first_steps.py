@@ -45,6 +45,9 @@ Load = Callable[[], nn.Module]
 RANDOM = (16, 16, 16)
 #: More samples than any batch has.
 WHOLE = 1 << 30
+# What share of their norm gradients are clipped to in the second step, where the job clips: its own norm may
+# be such that it clips none of the first steps, and training comes to others.
+_CLIPPED_SHARE = 0.5
 
 
 @dataclass
@@ -62,7 +65,8 @@ class PlainSteps:
     :param random_effect: how much other random numbers change the loss of one of them, at most; infinite
         where that was not tried.
     :param device: on what kind of device.
-    :param evaluation: the loss of a batch of the evaluation data after the steps; NaN where there is none.
+    :param evaluations: the losses of a batch of the evaluation data: after the first step, where the loop
+        takes it, and after the last; none where there are no such data.
     :param remembered: what the loss has to know of single samples, and does by then, after the first step.
     :param alone: whether they are compared with those of one device, which draws by generators of the job's
         own what one device draws.
@@ -76,7 +80,7 @@ class PlainSteps:
     drew: bool = False
     random_losses: list[float] = field(default_factory=list)
     random_effect: float = math.inf
-    evaluation: float = math.nan
+    evaluations: list[float] = field(default_factory=list)
     remembered: Keys = field(default_factory=dict)
     alone: bool = True
 
@@ -145,6 +149,7 @@ def take_each(
     """
     hooks, done = True, False
     while not done:
+        plain.evaluations = []
         try:
             users = UsersState(job, model)
             with users.put_back():  # each time from the start, and the technique as well
@@ -187,6 +192,8 @@ def _take_steps(
     ):
         for number, batch in batches.items():
             rng.seed(job.hparams.seed, "step", len(steps), 0, 0)
+            if isinstance(loop, PlainLoop):
+                loop.clipped_share = _CLIPPED_SHARE if len(steps) == 1 else None
             step = loop.step(batch.micro_batches)
             if not math.isfinite(step.loss):
                 if job.own_step:  # which may have kept something of it
@@ -196,17 +203,16 @@ def _take_steps(
             steps.append(step)
             if watched is not None and len(steps) == 1:
                 remembered = watched.remembered.keys()
+                plain.evaluations = _evaluated(plain, job, loop, eval_data)
     # With the randomness that its batches were fetched with.
     followed.refuse_what_training_changes(what.generators.values())
     forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
     plain.steps = steps
     plain.drew = what.drew
-    if eval_data is not None and steps and len(steps) == len(batches):
-        with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
-            some = eval_data.few(plain.sizes[:1]).first()
+    if steps and len(steps) == len(batches):
         with without_randomness():
-            plain.evaluation = loop.evaluate(some.data)
-    if plain.drew and job.hparams.accumulate == 1:
+            plain.evaluations += _evaluated(plain, job, loop, eval_data)
+    if plain.drew:
         _take_with_other_draws(plain, job, loop, random)
     if watched is not None and isinstance(loop, PlainLoop) and len(steps) > 1:
         plain.steps = []  # so that what this raises is what the guard raises
@@ -215,6 +221,17 @@ def _take_steps(
         resumed_optimizer.refuse_what_is_lost(job, model)
         plain.steps = steps
     return True
+
+
+def _evaluated(
+    plain: PlainSteps, job: Job, loop: PlainLoop | OwnPlainLoop, eval_data: Data | None
+) -> list[float]:
+    """The loss of a batch of the evaluation data, where there are any."""
+    if eval_data is None:
+        return []
+    with of_the_job(f"load_eval_dataloader {job.load_eval_dataloader!r}"):
+        some = eval_data.few(plain.sizes[:1]).first()
+    return [loop.evaluate(some.data)]
 
 
 def _batches(
@@ -236,6 +253,8 @@ def _take_with_other_draws(
 ) -> None:
     """Take steps on batches that are drawn anew, and note how much other random numbers change their loss."""
     otherwise: list[float] = []
+    if isinstance(loop, PlainLoop):
+        loop.clipped_share = None
     for number, batch in enumerate(batches, len(plain.steps)):
         if isinstance(loop, PlainLoop):
             otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))

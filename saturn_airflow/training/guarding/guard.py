@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
-from saturn_airflow.training.guarding import comparing, first_steps, kept_steps
+from saturn_airflow.training.guarding import comparing, first_steps, kept_steps, updates
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
@@ -40,15 +40,24 @@ from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, singles
+from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes, spread, spread_in
 from saturn_airflow.training.optim.broken_optimizers import refuse_broken_schedule
+from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.precision import exact
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
 
-TakeStep = Callable[[GlobalBatch], tuple[float, float | None]]
+
+class TakeStep(Protocol):
+    """Trains on a batch: the loss, and what it was taken over."""
+
+    def __call__(self, batch: GlobalBatch, clip: float | None) -> tuple[float, float | None]:
+        """:param clip: the norm to clip gradients to, where the job clips; None for what the job says."""
+        ...
+
 
 # The learning rate of the compared steps: what is compared must not depend on the job's.
 _LR = 1e-3
@@ -150,7 +159,7 @@ class Guard:
     ) -> str:
         """Take the technique's steps; every rank calls this together.
 
-        :param step: trains on a batch: the loss, and what it was taken over.
+        :param optimizers: the job's, which have just been made.
         :param evaluate: the mean loss over so many samples of the evaluation data.
         :returns: the verdict: ``"exact"``, ``"distribution"`` where only the random numbers are others, or
             ``"not checked: ..."``.
@@ -166,31 +175,63 @@ class Guard:
             upcoming = enumerate(few.batches(Position(), cut, len(sizes)))
             numbered = {number: batch for number, batch in upcoming if number not in self._plain.skipped}
             batches = list(met_again(numbered, cut, few).values())
-        comparison = Comparison(self._plain.number_format)
         taken: list[float] = []
-        found: list[Difference] = []
-        remembered = self._remembering(parallel)
         with self.blaming(), torch.compiler.set_stance("force_eager"):
-            with without_randomness(own_generators=self._plain.alone):
-                for expected, batch in zip(self._plain.steps, batches, strict=False):
-                    started = time.perf_counter()
-                    got = self._take(parallel, optimizers, step, batch)
-                    taken.append(time.perf_counter() - started)
-                    found += comparing.put_together(
-                        comparison, expected, got, self._ranks, everywhere=self.job.own_step
-                    )
-                    if len(taken) == 1:
-                        found += self._in_parts(remembered)
-                    if not math.isfinite(got.loss):
-                        break
-                if math.isfinite(got.loss) and math.isfinite(self._plain.evaluation):
-                    found += comparison.evaluations(self._plain.evaluation, evaluate(sizes[0]))
-            self._refuse_for(found)
+            self._refuse_for(self._differences(parallel, optimizers, batches, step, evaluate, taken))
             self._refuse_spread(parallel, optimizers)
             alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
         self.seconds += time.perf_counter() - began
         return "exact" if alike else "distribution"
+
+    def _differences(
+        self,
+        parallel: Parallel,
+        optimizers: Sequence[torch.optim.Optimizer],
+        batches: Sequence[GlobalBatch],
+        step: TakeStep,
+        evaluate: Callable[[int], float],
+        taken: list[float],
+    ) -> list[Difference]:
+        """Take the steps that the plain loop took, and evaluate where it did: what differs.
+
+        :param taken: gets the seconds of each.
+        """
+        plain, found = self._plain, list[Difference]()
+        comparison = Comparison(plain.number_format)
+        remembered = self._remembering(parallel)
+        names = updates.names_in(parallel.model, self._aliases)
+        # A training step of the job's own may do with its optimizers as it likes.
+        made = [] if self.job.own_step else [Updates(one, GroupState(one), names) for one in optimizers]
+        expected_losses, shares = list(plain.evaluations), self._shares(parallel)
+
+        def compare_evaluation() -> list[Difference]:
+            expected = expected_losses.pop(0)
+            if not math.isfinite(expected):
+                return []
+            return comparison.evaluations(expected, evaluate(plain.sizes[0]))
+
+        with without_randomness(own_generators=plain.alone):
+            for expected, batch in zip(plain.steps, batches, strict=False):
+                started = time.perf_counter()
+                with updates.watched(made):
+                    got = self._take(parallel, optimizers, step, batch, expected)
+                taken.append(time.perf_counter() - started)
+                found += comparing.put_together(comparison, expected, got, self._ranks, shares)
+                if not math.isfinite(got.loss):
+                    return found
+                found += updates.everyones(made, len(taken), self._ranks)
+                if len(taken) == 1:
+                    found += self._in_parts(remembered)
+                    if len(expected_losses) > 1:
+                        found += compare_evaluation()
+            if expected_losses:
+                found += compare_evaluation()
+        return found
+
+    def _shares(self, parallel: Parallel) -> int:
+        """How many shares of a batch ranks compute; with steps of a job's own, each the whole model's."""
+        return self._ranks.size if self.job.own_step else parallel.shares
 
     def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""
@@ -238,15 +279,20 @@ class Guard:
         optimizers: Sequence[torch.optim.Optimizer],
         step: TakeStep,
         batch: GlobalBatch,
+        expected: Step,
     ) -> Step:
-        """One step of the technique, as far as this rank sees it."""
+        """One step of the technique, as far as this rank sees it.
+
+        :param expected: the plain loop's.
+        """
         names = {p: self._aliases.get(name, name) for name, p in parallel.model.named_parameters()}
         looking = gradients_as_seen(optimizers, names)
         if not self.job.own_step:
             looking = self._gradients_of(parallel, optimizers)
-        with looking as gradients:
+        noting = bool(expected.unclipped)
+        with looking as gradients, comparing.noting_unclipped(parallel, self._aliases, noting) as unclipped:
             try:
-                loss, counted = step(batch)
+                loss, counted = step(batch, expected.clip)
             except NotANumberError:
                 loss, counted = math.nan, None
         stateful = stateful_of(optimizers, names)
@@ -255,7 +301,7 @@ class Guard:
         # Where accumulate makes several passes of a batch, counters of passes are not those of batches.
         as_one = self.job.hparams.accumulate == 1 or self.job.in_micro_batches
         counts = counts_of(parallel.model) if as_one else {}
-        return Step(loss, counted, gradients, {}, weights, buffers, stateful, counts)
+        return Step(loss, counted, gradients, {}, weights, buffers, stateful, counts, unclipped=unclipped)
 
     @contextmanager
     def _gradients_of(
@@ -335,8 +381,8 @@ class Guard:
         comparison = Comparison(plain.number_format)
         steps = zip(plain.steps, other.steps, strict=False)
         found = [d for expected, got in steps for d in comparison.whole(expected, got)]
-        if math.isfinite(plain.evaluation):
-            found += comparison.evaluations(plain.evaluation, other.evaluation)
+        for expected, got in zip(plain.evaluations, other.evaluations, strict=False):
+            found += comparison.evaluations(expected, got) if math.isfinite(expected) else []
         return comparing.sizes_of(found)
 
     def _draws_alike(self, step: TakeStep, batches: Sequence[GlobalBatch]) -> bool:
@@ -350,7 +396,7 @@ class Guard:
             return self._ranks.size == 1
         for batch, expected in zip(batches, plain.random_losses, strict=True):
             try:
-                loss, _ = step(batch)
+                loss, _ = step(batch, None)
             except NotANumberError:
                 return False
             noise = TOLERANCES[plain.number_format].loss * max(abs(expected), 1e-2)
@@ -358,7 +404,8 @@ class Guard:
             allowed = min(100 * noise, max(noise, plain.random_effect / 10))
             if not abs(loss - expected) <= allowed:
                 self._refuse_own_seeds(loss, expected, noise)
-                return False
+                # Those of micro-batches are drawn one after the other, which on one device is the result.
+                return self._ranks.size == 1 and self.job.hparams.accumulate > 1
         return True
 
     def _refuse_own_seeds(self, loss: float, expected: float, noise: float) -> None:

@@ -115,7 +115,10 @@ def _compare(training: Training, guard: Guard) -> str:
     """Take the guard's steps; of ``training`` only the weights are others after them."""
     with training.compared(guard.job) as own:
 
-        def step(batch: GlobalBatch) -> tuple[float, float | None]:
+        def step(batch: GlobalBatch, clip: float | None) -> tuple[float, float | None]:
+            own.hparams = guard.job.hparams
+            if clip is not None:
+                own.hparams = replace(own.hparams, clip_grad_norm=clip)
             own._train_step(batch, False)
             assert own.metrics["loss"] is not None
             return own.metrics["loss"], own.counted

@@ -47,13 +47,13 @@ def _of_step(step: Step) -> dict[str, Any]:
     gradients, buffers = _of_samples(step.gradients), _of_samples(step.buffers)
     stateful, counts = sorted(step.stateful), dict(step.counts)
     values = {**vars(step), "gradients": gradients, "buffers": buffers}
-    return {**values, "stateful": stateful, "counts": counts}
+    return {**values, "stateful": stateful, "counts": counts, "unclipped": _of_samples(step.unclipped)}
 
 
 def _step(values: Mapping[str, Any]) -> Step:
     gradients, buffers = _samples(values["gradients"]), _samples(values["buffers"])
-    stateful = frozenset(values["stateful"])
-    return Step(**{**values, "gradients": gradients, "buffers": buffers, "stateful": stateful})
+    found = {"gradients": gradients, "buffers": buffers, "unclipped": _samples(values["unclipped"])}
+    return Step(**{**values, **found, "stateful": frozenset(values["stateful"])})
 
 
 def _of_samples(samples: Samples) -> dict[str, Any]:

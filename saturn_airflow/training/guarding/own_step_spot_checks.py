@@ -26,6 +26,7 @@ from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_see
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.spot_checks import SLACK, LoopSpotChecks, PlainTake
+from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.own_step import shared_step
 from saturn_airflow.training.own_step.user_step import OwnStep
@@ -41,7 +42,10 @@ class OwnStepSpotChecks(LoopSpotChecks):
     def __init__(self, training: BaseTraining, own: Callable[[], OwnStep]) -> None:
         super().__init__(training, None, training.aliases)
         self._own = own
-        self._names = {p: name for name, p in training.parallel.model.named_parameters()}
+        self._named = {p: name for name, p in training.parallel.model.named_parameters()}
+
+    def _make_updates(self) -> list[Updates]:
+        return []  # the whole step is compared
 
     def _compare(self, job: Job, batch: GlobalBatch, data: Any, samples: int, step: int) -> str:
         if job is not self._training.job:
@@ -62,7 +66,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
         except NotANumberError:
             return "the loss is not a number"
         comparison = Comparison(plain.number_format, SLACK)
-        found = comparing.put_together(comparison, plain.step, got, self._ranks, everywhere=True)
+        found = comparing.put_together(comparison, plain.step, got, self._ranks, self._ranks.size)
 
         def off(way: int) -> Step:
             at_once = dataclasses.replace(batch, micro_batches=[whole])
@@ -84,10 +88,10 @@ class OwnStepSpotChecks(LoopSpotChecks):
         with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness():
             if off is not None:
                 comparing.put_off_by_rounding(model, *off)
-            before = weights(self._names)
+            before = weights(self._named)
             own.place(batch, training.step)
             rng.seed(training.hparams.seed, "step", training.step, 0, 0)
-            with gradients_as_seen(own.optimizers, self._names) as gradients:
+            with gradients_as_seen(own.optimizers, self._named) as gradients:
                 if alone:
                     with each_rank_alone(model), _by_itself(training.parallel), without_group():
                         (micro_batch,) = batch.micro_batches
@@ -95,8 +99,8 @@ class OwnStepSpotChecks(LoopSpotChecks):
                         loss = float(taken.loss)
                 else:
                     loss, _ = shared_step.take(own, training.parallel, batch, schedule=False)
-            stateful = stateful_of(own.optimizers, self._names)
-            after = weights(self._names)
+            stateful = stateful_of(own.optimizers, self._named)
+            after = weights(self._named)
             return Step(loss, None, gradients, before, after, buffers(model), stateful)
 
     @contextmanager
@@ -104,7 +108,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
         """Parameters, gradients and optimizers are afterwards as they were before."""
         kept = [
             (p, p.data, p.data.clone(), p.grad, None if p.grad is None else p.grad.clone(), p.requires_grad)
-            for p in self._names
+            for p in self._named
         ]
         own = self._own()
         optimizers = [(one, _copy_of(one)) for one in own.optimizers]

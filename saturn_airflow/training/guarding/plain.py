@@ -45,6 +45,8 @@ class Step:
     :param stateful: names of parameters that the optimizer keeps something of.
     :param counts: whole numbers that modules keep as attributes.
     :param update_format: the lowest number format that the optimizer computed in.
+    :param clip: the norm that gradients were clipped to, or would have been; None where none are.
+    :param unclipped: the gradients before that, where somebody has looked at them.
     """
 
     loss: float
@@ -56,6 +58,8 @@ class Step:
     stateful: frozenset[str]
     counts: Mapping[str, int] = field(default_factory=dict)
     update_format: torch.dtype = torch.float64
+    clip: float | None = None
+    unclipped: Samples = field(default_factory=dict)
 
 
 class PlainLoop:
@@ -76,6 +80,11 @@ class PlainLoop:
         self._names = {p: name for name, p in model.named_parameters()}
         #: Called before each step of the optimizer.
         self.before_step: Callable[[], None] = lambda: None
+        #: What share of their norm gradients that are clipped are clipped to, once they are noted; None for
+        #: what the job says.
+        self.clipped_share: float | None = None
+        self._clipped_to: float | None = None
+        self._unclipped: Samples = {}
         model.train()
 
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -137,7 +146,9 @@ class PlainLoop:
         optimizers.refuse_thawed(self._frozen)
         parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         if self._job.hparams.clip_grad_norm is not None:
-            _clip(parameters, self._job.hparams.clip_grad_norm)
+            noting = self.clipped_share is not None
+            self._unclipped = samples({self._names[p]: p.grad for p in parameters if noting})
+            self._clipped_to = _clip(parameters, self._job.hparams.clip_grad_norm, self.clipped_share)
         gradients = samples({self._names[p]: p.grad for p in parameters})
         return mean, counted, gradients
 
@@ -158,7 +169,7 @@ class PlainLoop:
 
     def step(self, parts: Sequence[MicroBatch]) -> Step:
         """Train on one batch, see :meth:`gradients`."""
-        before = self._last or self._weights()
+        before = self._last or self.weights()
         optimizer = self.optimizer
         loss, counted, gradients = self.gradients(parts)
         if not math.isfinite(loss):
@@ -171,12 +182,14 @@ class PlainLoop:
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
         stateful = stateful_of([optimizer], self._names)
-        self._last = self._weights()
+        self._last = self.weights()
         counts = counts_of(self.model)
         buffers = self.buffers()
-        return Step(loss, counted, gradients, before, self._last, buffers, stateful, counts, noted.lowest)
+        kept = stateful, counts, noted.lowest, self._clipped_to, self._unclipped
+        return Step(loss, counted, gradients, before, self._last, buffers, *kept)
 
-    def _weights(self) -> Singles:
+    def weights(self) -> Singles:
+        """Elements of the parameters."""
         return singles({name: p for p, name in self._names.items()})
 
     def buffers(self) -> Samples:
@@ -185,20 +198,27 @@ class PlainLoop:
         return samples({name: b for name, b in self.model.named_buffers() if name in kept})
 
 
-def _clip(parameters: Sequence[nn.Parameter], most: float) -> None:
-    """What torch's ``clip_grad_norm_`` does, also where some gradients are sparse, which it refuses."""
+def _clip(parameters: Sequence[nn.Parameter], most: float, share: float | None = None) -> float:
+    """What torch's ``clip_grad_norm_`` does, also where some gradients are sparse, which it refuses.
+
+    :param share: clip to this share of the norm there is, if it is a number, rather than to ``most``.
+    :returns: the norm that was clipped to.
+    """
     sparse = [p for p in parameters if p.grad is not None and p.grad.is_sparse]
-    if not sparse:
-        nn.utils.clip_grad_norm_(parameters, most)
-        return
     for parameter in sparse:
         assert parameter.grad is not None
         parameter.grad = parameter.grad.coalesce()
     gradients = [p.grad for p in parameters if p.grad is not None]
     values = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
     norm = nn.utils.get_total_norm(values)
+    if share is not None and 0 < float(norm) < math.inf:
+        most = share * float(norm)
+    if not sparse:
+        nn.utils.clip_grad_norm_(parameters, most)
+        return most
     for gradient in gradients:
         gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))
+    return most
 
 
 def stateful_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Switching off what a model draws at random, so that two ways of computing it can be compared.
 
-Dropout passes its input on, and random tensors become constants that do not depend on who draws them, in
-which order, and for how many samples. What Python's and numpy's generators are asked for is drawn from a
+Dropout drops nothing: it makes its input larger, the more the more it would drop, so that it shows where it
+is left out, or drops in an evaluation. Random tensors become constants that do not depend on who draws them,
+in which order, and for how many samples. What Python's and numpy's generators are asked for is drawn from a
 generator that starts anew each time.
 """
 
@@ -36,6 +37,9 @@ _BY_GENERATOR = (
     *("rrelu", "rrelu_", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet"),
 )
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+# By how much a dropout makes its input larger, for each unit of its probability: by so little that numbers do
+# not grow much through many layers, and by more than the comparison takes for rounding.
+_SHOWN = 0.125
 
 
 class SwitchedOffRandomness:
@@ -60,12 +64,24 @@ class SwitchedOffRandomness:
 
         return noted
 
-    def _identity(self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any) -> torch.Tensor:
-        self.drew = self.drew or bool(train and p > 0)
-        return inputs
+    def _shown(self, p: float, train: bool = True) -> float:
+        """What a dropout multiplies its input by."""
+        drops = bool(train and p > 0)
+        self.drew = self.drew or drops
+        return 1 + _SHOWN * p if drops else 1.0
+
+    def _dropout(self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any) -> torch.Tensor:
+        factor = self._shown(p, train)
+        return inputs if factor == 1 else inputs * factor
+
+    def _dropout_in_place(
+        self, inputs: torch.Tensor, p: float = 0.5, train: bool = True, *args: Any
+    ) -> torch.Tensor:
+        factor = self._shown(p, train)
+        return inputs if factor == 1 else inputs.mul_(factor)
 
     def _rectified(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """The slope of evaluation, the middle, in place of one that is drawn for each number."""
+        """The least slope in the place of one that is drawn for each number; in evaluation it is another."""
 
         def rectified(
             inputs: torch.Tensor,
@@ -75,7 +91,7 @@ class SwitchedOffRandomness:
             generator: Any = None,
         ) -> Any:
             self.drew = self.drew or training
-            return own(inputs, lower, upper, False)
+            return own(inputs, lower, lower if training else upper, False)
 
         return rectified
 
@@ -89,8 +105,9 @@ class SwitchedOffRandomness:
             *args: Any,
             **kw: Any,
         ) -> Any:
-            self.drew = self.drew or dropout_p > 0
-            return own(query, key, value, attn_mask, 0.0, *args, **kw)
+            attended = own(query, key, value, attn_mask, 0.0, *args, **kw)
+            factor = self._shown(dropout_p)
+            return attended if factor == 1 else attended * factor
 
         return attention
 
@@ -100,8 +117,9 @@ class SwitchedOffRandomness:
         def recurrent(*args: Any) -> Any:
             # A padded batch ends with train and two more, a packed one with train and one more.
             place = next(i for i, a in enumerate(args) if isinstance(a, float))
-            self.drew = self.drew or bool(args[place] > 0 and args[place + 1])
-            return own(*args[:place], 0.0, *args[place + 1 :])
+            outputs, *states = own(*args[:place], 0.0, *args[place + 1 :])
+            factor = self._shown(args[place], args[place + 1])
+            return (outputs if factor == 1 else outputs * factor, *states)
 
         return recurrent
 
@@ -190,9 +208,9 @@ class SwitchedOffRandomness:
         functional, low, tensor = torch.nn.functional, torch._VF, torch.Tensor
         for name in _DROPOUTS:
             # Python's own functions of torch end in these two, wherever they were imported from.
-            yield low, name, self._identity
-            yield low, f"{name}_", self._identity
-        yield torch, "dropout", self._identity
+            yield low, name, self._dropout
+            yield low, f"{name}_", self._dropout_in_place
+        yield torch, "dropout", self._dropout
         for name in _RECURRENT:
             yield low, name, self._recurrent(getattr(low, name))
         name = "scaled_dot_product_attention"

@@ -3,7 +3,7 @@
 The guard's steps are the first; an auxiliary loss may begin later, and the batches of a stream may become
 others. So at a few steps, and at the last, the batch of that step goes through a plain loop and through the
 technique, both from the weights, buffers and counters of that moment; what differs stops the job. Both are
-undone: training is as if there had been none.
+undone: training is as if there had been none. Then the step itself is taken, and looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from saturn_airflow import library
 from saturn_airflow.launch import failures, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
@@ -33,10 +34,12 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import model_attributes, of_all_ranks, precision, rng, stepping
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch
-from saturn_airflow.training.guarding import comparing, whole
+from saturn_airflow.training.guarding import comparing, updates, whole
 from saturn_airflow.training.guarding.differences import Comparison, Difference
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
+from saturn_airflow.training.guarding.samples import singles
+from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
@@ -106,6 +109,13 @@ class LoopSpotChecks:
         self._steps = frozenset(steps)
         self._seconds = math.inf
         self._of_others: model_attributes.Attributes = {}
+        self._saturns = library.is_saturns(training.request.technique)
+        self._updates = self._make_updates()
+        # The last step that was compared before this one, where the next one is looked at.
+        self._compared_before: int | None = None
+
+    def _make_updates(self) -> list[Updates]:
+        return [Updates(self._training.optimizer, self._training.state.groups, self._names())]
 
     def before(self, batch: GlobalBatch, *, last: bool) -> float:
         """Check the step that comes next, if it is its turn; every rank must call this together.
@@ -114,9 +124,32 @@ class LoopSpotChecks:
         :returns: how many seconds it took.
         :raises ChangesResultError: when the technique changes the result by now.
         """
-        if not last and self._training.step + 1 not in self._steps:
+        training = self._training
+        self._compared_before = None
+        # No trial has resumed anything; Saturn's own are tested.
+        resumed = training.step == training.first_step > 0 and not self._saturns
+        if not (last or resumed or training.step + 1 in self._steps):
             return 0.0
-        return self._check(batch, self._training.step + 1)
+        self._compared_before = training.last_compared
+        return self._check(batch, training.step + 1)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Around the step that comes next: where :meth:`before` has checked it, see that the optimizer takes
+        it as its class does, and that nobody else changes weights; every rank must call this together.
+
+        :raises ChangesResultError: when that is not so.
+        """
+        if self._compared_before is None or not self._updates:
+            yield
+            return
+        training = self._training
+        with updates.watched(self._updates):
+            yield
+            training.parallel.complete_steps()
+        if found := updates.everyones(self._updates, training.step, self._ranks):
+            training.last_compared = self._compared_before
+            self._refuse(comparing.describe(found), training.step)
 
     def at_a_stop(self, batch: GlobalBatch) -> None:
         """Check once more before training stops early, where that takes no time.
@@ -179,7 +212,8 @@ class LoopSpotChecks:
         except NotANumberError:
             return "the loss is not a number"
         comparison = Comparison(plain.number_format, SLACK)
-        found = comparing.put_together(comparison, plain.step, got, self._ranks)
+        shares = self._training.parallel.shares
+        found = comparing.put_together(comparison, plain.step, got, self._ranks, shares)
 
         def off(way: int) -> Step | None:
             assert weights is not None
@@ -225,7 +259,7 @@ class LoopSpotChecks:
     def _refuse(self, differences: str, step: int) -> None:
         training, technique = self._training, self._training.request.technique
         since = f"step {training.last_compared}" if training.last_compared else "its first steps"
-        words = re.sub(" (of|in|after) step 1", "", differences)
+        words = re.sub(r" (of|in|after) step 1\b", "", differences)
         if training.checkpoints is not None:
             training.checkpoints.set_aside(training.last_compared)
         raise ChangesResultError(
@@ -323,10 +357,11 @@ class LoopSpotChecks:
             # Not before: what does not ask for gradients now was to be trained when the optimizer was made.
             of_others = model_attributes.switched(self._of_others)
             switch(model, of_others or self._attributes.switches.values())
+            before = loop.weights()
             with comparing.noting_formats(plain, model, hooks=hooks):
                 loss, counted, gradients = loop.gradients(parts)
             stateful = self._stateful()
-            plain.step = Step(loss, counted, gradients, {}, {}, loop.buffers(), stateful)
+            plain.step = Step(loss, counted, gradients, before, loop.weights(), loop.buffers(), stateful)
 
     def _technique(self, job: Job, batch: GlobalBatch) -> Step:
         """The technique's step, as far as this rank sees it."""
@@ -344,9 +379,13 @@ class LoopSpotChecks:
                     own.parallel.clip_gradients(own.hparams.clip_grad_norm)
                 gradients = comparing.gradients_of(own.parallel, self._aliases)
                 buffers = comparing.buffers_of(own.parallel, self._aliases)
+                weights = singles({name: p for p, name in self._names().items()})
             finally:
                 own.parallel.drop_gradients()
-        return Step(loss, own.counted, gradients, {}, {}, buffers, self._stateful())
+        return Step(loss, own.counted, gradients, {}, weights, buffers, self._stateful())
+
+    def _names(self) -> dict[nn.Parameter, str]:
+        return updates.names_in(self._training.parallel.model, self._aliases)
 
     def _fewer(self, batch: GlobalBatch, data: Any, samples: int) -> GlobalBatch:
         """The first ``samples`` of a batch, cut as the whole of it is."""
@@ -357,8 +396,7 @@ class LoopSpotChecks:
 
     def _stateful(self) -> frozenset[str]:
         """Names of the parameters for which a gradient of zeros is not the same as none."""
-        optimizer, model = self._training.optimizer, self._training.parallel.model
-        names = {p: self._aliases.get(name, name) for name, p in model.named_parameters()}
+        optimizer, names = self._training.optimizer, self._names()
         decayed = (p for g in optimizer.param_groups if g.get("weight_decay") for p in g["params"])
         return stateful_of([optimizer], names) | {names[p] for p in decayed if p in names}
 

@@ -26,6 +26,8 @@ class GroupState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._given = self._now()
+        self._expected = self._now()
+        self._otherwise: dict[str, tuple[Any, Any]] = {}
         self._parameters = self._ids()
         self._scheduled: list[set[str]] = [set() for _ in self._given]
 
@@ -46,8 +48,30 @@ class GroupState:
         """Call ``change``, which is the scheduler's: what it writes is no state of the optimizer."""
         before = self._now()
         change()
-        for keys, then, now in zip(self._scheduled, before, self._now(), strict=True):
-            keys.update(key for key in now if not _same(now, then, key))
+        groups = zip(self._scheduled, before, self._now(), self._expected, strict=True)
+        for keys, then, now, expected in groups:
+            written = [key for key in now if not _same(now, then, key)]
+            keys.update(written)
+            for key in written:
+                # A schedule may follow from what it finds.
+                if key in expected and not _same(then, expected, key):
+                    self._otherwise.setdefault(key, (expected[key], then.get(key)))
+                expected[key] = now[key]
+
+    def expected(self) -> Values:
+        """The options of each group as they were made, but for what the scheduler wrote and :meth:`set` put
+        there: what else changes them is not the job's."""
+        return [dict(values) for values in self._expected]
+
+    def otherwise(self) -> dict[str, tuple[Any, Any]]:
+        """What differs from :meth:`expected`, or did when the scheduler wrote last: how it should be, and how
+        it is."""
+        found = dict(self._otherwise)
+        for now, expected in zip(self._now(), self._expected, strict=True):
+            for key, value in expected.items():
+                if not _same(now, expected, key):
+                    found.setdefault(key, (value, now.get(key)))
+        return found
 
     def schedule(self) -> Values:
         """What the scheduler wrote last, JSON-ready, of each group."""
@@ -68,9 +92,11 @@ class GroupState:
 
     def set(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told."""
-        for group, values in zip(self._optimizer.param_groups, state, strict=True):
+        groups = zip(self._optimizer.param_groups, state, self._expected, strict=True)
+        for group, values, expected in groups:
             for key, value in values.items():
                 group[key] = _like(plain_values.decode(value), group.get(key))
+                expected[key] = _copy(group[key])
 
     def _ids(self) -> list[list[int]]:
         return [list(map(id, group["params"])) for group in self._optimizer.param_groups]

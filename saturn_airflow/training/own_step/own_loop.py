@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from saturn_airflow.parallelism import adapting
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import reporting, resuming, rng
 from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.frozen import digest
 from saturn_airflow.training.guarding.own_step_spot_checks import OwnStepSpotChecks
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.own_step import hooks, lightning, shared_step
@@ -138,9 +138,9 @@ class OwnStepTraining(Training):
         if self.ranks.size == 1:
             return
         tensors = self.state.model_tensors()
-        here = {name: _digest(tensor) for name, tensor in tensors.items()}
+        here = {name: digest(tensor) for name, tensor in tensors.items()}
         for there in self.ranks.everyones(here):
-            if different := [name for name, digest in there.items() if digest != here[name]]:
+            if different := [name for name, found in there.items() if found != here[name]]:
                 name = different[0].removeprefix("model.")
                 raise ChangesResultError(
                     f"{self.request.technique} x {self.ranks.size} changes the result: at step {self.step} "
@@ -170,11 +170,3 @@ class OwnStepTraining(Training):
 
     def _further(self) -> dict[str, Any]:
         return {"metrics": self.logged} if self.logged else {}
-
-
-def _digest(tensor: torch.Tensor) -> tuple[float, float]:
-    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    flat = tensor.reshape(-1)
-    # What is no number is the same as itself here.
-    few = flat[:: max(1, flat.numel() // 256)].double().nan_to_num(math.pi, 1e100, -1e100)
-    return float(few.sum()), float((few * torch.arange(1, len(few) + 1, device=few.device)).sum())
