@@ -24,7 +24,7 @@ planned = True
 if "numba" in names and not os.fork():
     from saturn_airflow.model.problem import Problem
     from saturn_airflow.planning import solve
-    plan = solve(Problem.from_dict(json.loads(sys.argv[2])), time_limit=60)
+    plan = solve(Problem.from_dict(json.loads(sys.argv[2])), time_limit=300)
     os._exit(plan.gap > 1e-6)
 if "numba" in names:
     planned = os.waitstatus_to_exitcode(os.wait()[1]) == 0
