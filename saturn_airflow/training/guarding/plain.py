@@ -214,7 +214,7 @@ def _clip(parameters: Sequence[nn.Parameter], most: float, share: float | None =
     if share is not None and 0 < float(norm) < math.inf:
         most = share * float(norm)
     if not sparse:
-        nn.utils.clip_grad_norm_(parameters, most)
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
         return most
     for gradient in gradients:
         gradient.mul_((most / (norm + 1e-6)).clamp(max=1.0))

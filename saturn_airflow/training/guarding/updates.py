@@ -10,7 +10,7 @@ no optimizer has stay as they are under any.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -204,9 +204,9 @@ def _numbers(columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tenso
     told = []
     for tensors in columns:
         flat = [(torch.view_as_real(t) if t.is_complex() else t).reshape(-1).double() for t in tensors]
-        by_device: OrderedDict[torch.device, list[int]] = OrderedDict()
+        by_device = defaultdict[torch.device, list[int]](list)
         for number, tensor in enumerate(flat):
-            by_device.setdefault(tensor.device, []).append(number)
+            by_device[tensor.device].append(number)
         for numbers in by_device.values():
             lengths = [flat[number].numel() for number in numbers]
             here = torch.cat([flat[number] for number in numbers]).cpu()
