@@ -35,13 +35,13 @@ class Forked:
         self, function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
     ) -> None:
         self.exitcode: int | None = None
-        _flush()
+        flush()
         # What is frozen is never collected, so that nothing the child closes is closed twice.
         gc.freeze()
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
-            _end_with(parent)
+            end_with(parent)
             run_and_exit(lambda: _be_child(function, arguments, keep_open))
         gc.unfreeze()
         children.add(self.pid)
@@ -91,7 +91,7 @@ def run_and_exit(work: Callable[[], object]) -> NoReturn:
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
-            _flush()
+            flush()
     finally:  # whatever fails above, such as an excepthook of the job's
         os._exit(status)
 
@@ -128,12 +128,12 @@ def end_copy(error: BaseException | None = None) -> NoReturn:
             print(words, file=sys.stderr)
             if error is not None:
                 traceback.print_exception(error)
-        _flush()
+        flush()
     finally:
         os._exit(status if isinstance(status, int) else 1)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Have the kernel end this process, also one that a signal holds up, when its parent has ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -141,7 +141,7 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _flush() -> None:
+def flush() -> None:
     """Write out what was printed. A job's code may have closed its output, or put in its place what can't."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -152,12 +152,16 @@ def _be_child(
     function: Callable[..., object], arguments: tuple[Any, ...], keep_open: Collection[int]
 ) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    keep = {0, 1, 2, *keep_open}
+    close_all_but({0, 1, 2, *keep_open})
+    function(*arguments)
+    atexit._run_exitfuncs()
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close this process's open files, but for those in ``keep``."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:  # the one that the list was read through
                 continue
-    function(*arguments)
-    atexit._run_exitfuncs()

@@ -14,12 +14,12 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from saturn_airflow.launch import whereabouts
+from saturn_airflow.launch import read_apart, whereabouts
 from saturn_airflow.launch.whereabouts import Whereabouts
 from saturn_airflow.model import json_text
 from saturn_airflow.model.active_sweep import ActiveSweep
@@ -35,13 +35,26 @@ log = logging.getLogger(__name__)
 
 #: For how long devices are taken to be busy on which a job runs under a strategy that its plan did not know.
 _UNKNOWN_SECONDS = 60.0
+#: For how long jobs' folders that do not answer are waited for, all together; then each of them.
+_PATIENCE_SECONDS, _LEAST_PATIENCE = 5.0, 0.05
+
+
+@functools.lru_cache(maxsize=1000)
+def warn_once(message: str) -> None:
+    """Log it once in each process: who waits looks every few seconds."""
+    log.warning("%s", message)
 
 
 class Ledger:
-    """The active sweeps of the deployment whose state is in ``home`` (``[saturn] home``)."""
+    """The active sweeps of the deployment whose state is in ``home`` (``[saturn] home``).
 
-    def __init__(self, home: Path) -> None:
+    :param warn: called with what can't be read, and why, perhaps again and again.
+    """
+
+    def __init__(self, home: Path, warn: Callable[[str], object] = warn_once) -> None:
         self._home = home
+        self._warn = warn
+        self._patience = _PATIENCE_SECONDS
         # Beside the folders of DAGs, of which none begins with a dot, and closed to others as these are.
         self._folder = home / "sweeps" / ".active"
 
@@ -61,12 +74,12 @@ class Ledger:
 
     def sweeps(self) -> list[ActiveSweep]:
         """All that can be read, first planned first; of others a warning is logged."""
-        found = [_read(path) for path in sorted(self._folder.glob("*.json"))]
+        found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
         return sorted(filter(None, found), key=lambda sweep: (sweep.made, sweep.key))
 
     def sweep(self, key: str) -> ActiveSweep | None:
         """That of ``key``; None where it is not active, or can't be read, of which a warning is logged."""
-        return _read(self._file(key))
+        return self._read(self._file(key))
 
     def cluster(
         self,
@@ -113,26 +126,28 @@ class Ledger:
     def _where(self, active: ActiveSweep, job: str) -> Whereabouts:
         """Where a job of ``active`` is; as if it had not begun where that can't be read, with a warning."""
         folder = self._home / active.folder / slug(job, OF_SWEEPS)
+        began = time.monotonic()
         try:
-            return whereabouts.of(folder)
-        except Exception as error:  # its folder is damaged, of a newer version, or just taken away
+            patience = max(_LEAST_PATIENCE, self._patience)
+            return read_apart.within(patience, str(folder), lambda: whereabouts.of(folder))
+        except Exception as error:  # it is damaged, of a newer version, just taken away, or does not answer
             # Who asks plans, waits or trains beside this job: whatever it wrote must not end that.
             what = f"how far {job} of {active.key} is can't be read, and it counts as not begun"
-            _warn_once(f"{what}: {folder}: {type(error).__name__}: {error}")
+            self._warn(f"{what}: {folder}: {type(error).__name__}: {error}")
+            self._patience -= time.monotonic() - began
             return Whereabouts()
+
+    def _read(self, path: Path) -> ActiveSweep | None:
+        try:
+            return ActiveSweep.from_dict(json_text.parse(_text_of(path)), path)
+        except FileNotFoundError:  # it ended just now
+            return None
+        except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
+            self._warn(f"an active sweep is left out of account: {path}: {error}")
+            return None
 
     def _file(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _read(path: Path) -> ActiveSweep | None:
-    try:
-        return ActiveSweep.from_dict(json_text.parse(_text_of(path)), path)
-    except FileNotFoundError:  # it ended just now
-        return None
-    except (OSError, ValueError, InvalidSweepError, NewerFormatError) as error:
-        _warn_once(f"an active sweep is left out of account: {path}: {error}")
-        return None
 
 
 def _text_of(path: Path) -> str:
@@ -141,12 +156,6 @@ def _text_of(path: Path) -> str:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("it is no file")
         return file.read()
-
-
-@functools.lru_cache(maxsize=1000)
-def _warn_once(message: str) -> None:
-    """Log it once in each process: who waits looks every few seconds."""
-    log.warning("%s", message)
 
 
 def _job_now(job: SharedJob, p: Whereabouts, now: float) -> SharedJob:

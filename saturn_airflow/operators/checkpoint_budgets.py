@@ -18,6 +18,8 @@ SETTING = "[saturn] checkpoints_budget"
 SWEEP_SETTING = "the sweep's checkpoints_budget"
 #: Seconds between looks of one train task: at its sweep's checkpoints, at those of all sweeps.
 _SWEEP_EVERY, _ALL_EVERY = 60.0, 300.0
+#: For how long a look is waited for; it goes on beside its task.
+_PATIENCE_SECONDS = 60.0
 
 
 def deployments_budget() -> float | None:
@@ -27,6 +29,10 @@ def deployments_budget() -> float | None:
     """
     value = conf.get("saturn", "checkpoints_budget", fallback="") or ""
     return sizes.bytes_of(value, SETTING) if value.strip() else None
+
+
+#: A budget in bytes, seconds between looks, and whose checkpoints it is for.
+_Budget = tuple[float, float, Callable[[], list[Path]]]
 
 
 class CheckpointBudgets:
@@ -47,7 +53,7 @@ class CheckpointBudgets:
     ) -> None:
         from saturn_airflow.launch import checkpoint_budget
 
-        self._budgets: dict[str, tuple[float, float, Callable[[], list[Path]]]] = {}
+        self._budgets: dict[str, _Budget] = {}
         self._tell, self._warn = tell, warn
         self._looked: dict[str, float] = {}
         self._warned: set[str] = set()
@@ -71,7 +77,7 @@ class CheckpointBudgets:
 
         :param at_once: even if the last look was just now.
         """
-        from saturn_airflow.launch import checkpoint_budget
+        from saturn_airflow.launch import read_apart
 
         now = time.monotonic()
         due = {
@@ -83,13 +89,13 @@ class CheckpointBudgets:
             return
         self._looked |= dict.fromkeys(due, now)
         try:
-            with checkpoint_budget.alone(home()) as alone:
-                if alone:
-                    for name, (most, _, sweeps) in due.items():
-                        why = f"{name} is {sizes.shown(most)}"
-                        self._report(name, most, checkpoint_budget.keep_to(most, sweeps(), why))
+            # What others wrote may be on a disk that does not answer.
+            results = read_apart.within(_PATIENCE_SECONDS, "the disk of some", lambda: _kept_to(due))
         except OSError as error:
             self._warn(f"checkpoints can't be kept within their budget: {error}")
+            return
+        for name, result in results.items():
+            self._report(name, due[name][0], result)
 
     def _report(self, name: str, most: float, result: Any) -> None:
         for path in result.removed:
@@ -101,3 +107,16 @@ class CheckpointBudgets:
                 "them may go, for jobs that train keep theirs, and those that have not finished their last; "
                 "raise it, keep fewer (keep_checkpoints=1), or train fewer jobs at once"
             )
+
+
+def _kept_to(budgets: Mapping[str, _Budget]) -> dict[str, Any]:
+    """Take away what is more than ``budgets``; by budget what came of it, of none while others are at it."""
+    from saturn_airflow.launch import checkpoint_budget
+
+    with checkpoint_budget.alone(home()) as alone:
+        if not alone:
+            return {}
+        return {
+            name: checkpoint_budget.keep_to(most, sweeps(), f"{name} is {sizes.shown(most)}")
+            for name, (most, _, sweeps) in budgets.items()
+        }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -275,12 +277,19 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
         the first to ask would find its devices free.
         """
-        from saturn_airflow.launch import past_runs
+        from saturn_airflow.launch import past_runs, read_apart
 
         sweep = SweepContext.of(context, self.settings.group)
         until = time.monotonic() + LET_GO_FIRST_SECONDS
+
+        def has_asked(folder: Path) -> bool:
+            with suppress(TimeoutError):
+                asked = partial(past_runs.has_asked, folder, self.entry.attempt)
+                return read_apart.within(1.0, f"{folder} asked", asked)
+            return False
+
         for job in self.entry.after:
-            while not past_runs.has_asked(sweep.job_folder(job), self.entry.attempt):
+            while not has_asked(sweep.job_folder(job)):
                 if self.must_go() or time.monotonic() > until:
                     return
                 time.sleep(0.1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,12 @@ from pathlib import Path
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import rest_of_sweep
+from saturn_airflow.launch import ledger, rest_of_sweep
+from saturn_airflow.launch.file_locks import is_locked
 from saturn_airflow.launch.giving_way import GivingWay, TurnsOfRun
 from saturn_airflow.launch.leases import Waiter
 from saturn_airflow.launch.ledger import Ledger
+from saturn_airflow.launch.read_apart import ReaderApart
 from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.active_sweep import ActiveSweep
@@ -143,7 +147,7 @@ def test_a_running_job_looks_at_no_sibling_unless_another_sweep_waits(
             waiting.enter_context(contextlib.closing(waiter(tmp_path, claim(waits, "waits")))).take()
         stay._looked_at -= 10
         stay.asked()
-        monkeypatch.setattr(Ledger, "sweep", lambda *_: pytest.fail("it reads what its siblings wrote"))
+        monkeypatch.setattr(ReaderApart, "start", lambda _: pytest.fail("it reads what its siblings wrote"))
         for _ in range(3):
             stay._looked_at -= 10
             stay.asked()
@@ -170,11 +174,12 @@ def test_a_ledger_that_is_slow_to_read_is_read_rarely_where_jobs_come_and_go(
     """Of a sweep of a thousand jobs each look takes a third of a second, and each waiter looks."""
     monkeypatch.setattr(rest_of_sweep, "_READ_SECONDS", 20.0)
     write(tmp_path, "a", {"one": "here", "two": "here", "three": "there"})
-    mine, read = claim("a", "one"), list[float]()
+    mine, read = claim("a", "one"), tmp_path / "read"
     really = Ledger.cluster
 
     def slowly(self: Ledger, *arguments: object) -> object:
-        read.append(time.monotonic())
+        with open(read, "a") as file:
+            file.write("x")
         time.sleep(0.1)
         return really(self, *arguments)  # type: ignore[arg-type]
 
@@ -185,10 +190,53 @@ def test_a_ledger_that_is_slow_to_read_is_read_rarely_where_jobs_come_and_go(
         assert rest.put_in(mine).sweep.elsewhere == 200.0
         rest.see([mine, claim("a", "two")])
         assert rest.put_in(mine).sweep.elsewhere == 100.0, "what is here is known at once"
-    assert len(read) == 1
+    assert read.read_text() == "x"
     rest._read_at -= 15.0
     rest.put_in(mine)
-    assert len(read) == 2
+    assert read.read_text() == "xx"
+
+
+def test_a_sibling_whose_disk_does_not_answer_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 1.5)
+    write(tmp_path, "a", {"runs": "here", "hangs": "there", "half": "there"})
+    has_trained(tmp_path, "a", "hangs", 0.9)
+    has_trained(tmp_path, "a", "half", 0.5)
+    alive = tmp_path / "sweeps" / "a" / slug("hangs", OF_SWEEPS) / "runs" / "1" / "alive"
+    alive.unlink()
+    os.mkfifo(alive)  # whoever opens it waits for somebody who writes
+    mine, folder = claim("a", "runs"), tmp_path / "leases"
+    one = waiter(tmp_path, mine)
+    with contextlib.closing(waiter(tmp_path, claim("b", "waits"))) as other:
+        began = time.monotonic()
+        lease = next(filter(None, (one.take() for _ in range(9))))
+        assert lease is not None
+        other.take()
+        with lease:
+            assert one._sharing is not None
+            stay = GivingWay(one._sharing, lease, folder)
+            while lease.holder.claim is None or not lease.holder.claim.sweep.elsewhere:
+                stay._looked_at -= 10
+                stay.asked()
+                assert time.monotonic() < began + 10
+            told = lease.holder.claim.sweep.elsewhere
+    assert told == pytest.approx(100 + 2 + 0.5 * 98), "what does not answer counts as not begun"
+    assert f"{alive.parent.parent.parent} does not answer" in caplog.text
+
+
+def test_a_reader_that_hangs_holds_nothing_and_can_be_ended(tmp_path: Path) -> None:
+    reader = ReaderApart(lambda: time.sleep(60))
+    with open(tmp_path / "lease", "w") as lease:
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        reader.start()
+        assert reader.answer(0.2) is None
+    assert reader.is_reading
+    assert not is_locked(tmp_path / "lease"), "a device would stay held"
+    assert reader._process is not None
+    signal.pidfd_send_signal(reader._process, signal.SIGKILL)
+    assert reader.answer(5) is None
+    assert not reader.is_reading
 
 
 def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Reading what may not answer, such as a folder on a file server that is away, without waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing import connection
+from typing import Any, TypeVar
+
+from saturn_airflow.launch import forked
+
+_T = TypeVar("_T")
+#: What is being read by a thread, by its name.
+_reading: dict[str, threading.Thread] = {}
+
+
+def within(seconds: float, name: str, read: Callable[[], _T]) -> _T:
+    """What ``read`` gives, in a thread of its own, which goes on where it takes longer.
+
+    :param name: of what is read; nothing of the same name is read beside it.
+    :raises TimeoutError: when it takes longer than that, or an earlier one still does.
+    """
+    found: list[_T] = []
+    errors: list[BaseException] = []
+
+    def try_it() -> None:
+        try:
+            found.append(read())
+        except BaseException as error:
+            errors.append(error)
+
+    before = _reading.get(name)
+    if before is None or not before.is_alive():
+        thread = _reading[name] = threading.Thread(target=try_it, name="saturn-reading", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not thread.is_alive():
+            _reading.pop(name, None)
+            if errors:
+                raise errors[0]
+            return found[0]
+    raise TimeoutError(f"{name} does not answer")
+
+
+class ReaderApart:
+    """Reads in a process of its own, for one that must not have threads since it forks others.
+
+    :param read: gives JSON-ready data; what it changes is seen nowhere.
+    """
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+        self._process: int | None = None
+        self._pipe = -1
+        self._said = b""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it was started, and has not ended yet."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Begin to read anew.
+
+        :raises OSError: when there can be no more processes.
+        """
+        assert not self.is_reading, "one at a time"
+        self._pipe, writing = os.pipe()
+        try:
+            forked.flush()
+            parent = os.getpid()
+            pid = os.fork()
+            if not pid:
+                forked.end_with(parent)
+                forked.run_and_exit(lambda: self._tell(writing))
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(writing)
+        self._process, self._said = os.pidfd_open(pid), b""
+
+    def answer(self, seconds: float) -> Any:
+        """What was read; None where there is nothing yet, or nothing was to be had.
+
+        :param seconds: for how long to wait for more of it at the most.
+        """
+        while self._process is not None and connection.wait([self._pipe], seconds):
+            if more := os.read(self._pipe, 1 << 16):
+                self._said += more
+            else:
+                self._end()
+                with contextlib.suppress(ValueError):
+                    return json.loads(self._said)
+        return None
+
+    def _end(self) -> None:
+        assert self._process is not None, "it was started"
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            os.waitid(os.P_PIDFD, self._process, os.WEXITED)
+        os.close(self._process)
+        os.close(self._pipe)
+        self._process = None
+
+    def _tell(self, writing: int) -> None:
+        """What the process does, which may stay for as long as what it reads does not answer."""
+        gc.disable()  # of files that are closed here none is to be closed again
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        forked.close_all_but({0, 1, 2, writing})
+        data = json.dumps(self._read()).encode()
+        while data:
+            data = data[os.write(writing, data) :]
