@@ -45,12 +45,15 @@ class BrokenDeadlines(NamedTuple):
     others: list[LateDeadline]
 
 
-def broken_now(key: str) -> BrokenDeadlines:
-    """What is expected now of deadlines that concern the sweep of ``key``."""
+def broken_now(key: str, ahead: float = 0.0) -> BrokenDeadlines:
+    """What is expected now of deadlines that concern the sweep of ``key``.
+
+    :param ahead: seconds by which this machine's clock is ahead of that of who planned.
+    """
     from saturn_airflow.launch.ledger import Ledger
 
     ledger = Ledger(home())
-    return broken_in(ledger.cluster(ledger.sweeps()), key)
+    return broken_in(ledger.cluster(ledger.sweeps(), now=time.time() - ahead), key)
 
 
 def broken_in(cluster: SharedCluster, key: str) -> BrokenDeadlines:
@@ -122,9 +125,18 @@ class DeadlineWatch:
 
     :param attempt: when the plan was made, in seconds since the epoch.
     :param function: the author's ``on_missed_deadline``.
+    :param ahead: seconds by which this machine's clock is ahead of that of who planned.
     """
 
-    def __init__(self, context: Context, sweep: SweepContext, attempt: float, function: str | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        sweep: SweepContext,
+        attempt: float,
+        function: str | None,
+        ahead: float = 0.0,
+    ) -> None:
+        self._ahead = ahead
         self._context, self._sweep, self._attempt, self._function = context, sweep, attempt, function
         self._ledger = home() / "sweeps" / ".active"
         self._looked = sweep.folder / f"deadline_{attempt}.looked"
@@ -155,7 +167,7 @@ class DeadlineWatch:
 
     def _look(self) -> None:
         try:
-            own = broken_now(self._sweep.key).own
+            own = broken_now(self._sweep.key, self._ahead).own
             told = _told_file(self._sweep, self._attempt)
             if (
                 own is not None

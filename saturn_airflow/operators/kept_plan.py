@@ -19,6 +19,7 @@ from saturn_airflow.model import formats
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.shared_clock import ahead_of
 from saturn_airflow.operators.xcom_parts import ListingOperator
 
 WHAT = "a kept plan"
@@ -67,7 +68,8 @@ class KeptPlanOperator(ListingOperator):
             for key, value in kept["handed_on"].items():
                 context["ti"].xcom_push(key, value)
             return list(kept[_RETURNED])
-        returned = self.plan(context)
+        ahead = ahead_of(folder)
+        returned = [{**entry, "ahead": ahead} for entry in self.plan(context)]
         kept = {"handed_on": self._handed_on, _RETURNED: returned, "mlflow_url": self.mlflow_url}
         with contextlib.suppress(OSError):  # a full disk keeps no plan from being carried out
             folder.mkdir(parents=True, exist_ok=True)

@@ -34,10 +34,13 @@ def leaves_in(found: Iterable[Strategy]) -> float | None:
     return max((s.leaves_in for s in found if s.leaves_in is not None), default=None)
 
 
-def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, anew: bool) -> Claim | None:
+def claim(
+    entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, anew: bool, ahead: float = 0.0
+) -> Claim | None:
     """The claim of the job of ``entry``; None where an earlier version planned it.
 
     :param anew: whether nothing of what was trained counts.
+    :param ahead: seconds by which the node's clock, which all who wait there go by, is ahead of the plan's.
     """
     from saturn_airflow.launch import whereabouts
 
@@ -46,10 +49,10 @@ def claim(entry: PlanEntry, settings: SweepSettings, sweep: SweepContext, *, ane
     facts = SharedSweep(
         name=sweep.key,
         jobs=(),
-        arrived=entry.arrived,
+        arrived=entry.arrived + ahead,
         alone=entry.alone,
         priority=settings.priority,
-        deadline=entry.deadline,
+        deadline=None if entry.deadline is None else entry.deadline + ahead,
         preempt=settings.preempt and entry.round is None,
         team=settings.team,
         elsewhere=entry.elsewhere,

@@ -16,6 +16,7 @@ from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.deadline_watch import DeadlineWatch
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
+from saturn_airflow.operators.shared_clock import ahead_of
 from saturn_airflow.operators.train_task import TrainOperator
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ class RoundTrainOperator(TrainOperator):
         if self.entry.pruned:
             self._prune(context)
         sweep = SweepContext.of(context, self.settings.group)
+        self.ahead = ahead_of(sweep.folder) - self.entry.ahead
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_round_over() and not self.entry.goes_on:
             self._wait_for_next(context)
         if self.entry.deadline is not None:
             function = self.settings.on_missed_deadline
-            self._deadline = DeadlineWatch(context, sweep, self.entry.attempt, function)
+            self._deadline = DeadlineWatch(context, sweep, self.entry.attempt, function, ahead=self.ahead)
         try:
             told = super().execute(context)
         except AirflowFailException:
@@ -94,7 +96,7 @@ class RoundTrainOperator(TrainOperator):
         assert entry.batches is not None
         assert entry.planned_makespan is not None
         besides = entry.besides_seconds * (1 - event["step"] / entry.batches)
-        expected = event["time"] + event["eta_seconds"] + besides - entry.attempt
+        expected = event["time"] - self.ahead + event["eta_seconds"] + besides - entry.attempt
         strayed = policy.strayed(expected, entry.end, entry.planned_makespan)
         if strayed and not self._over_file.exists():
             self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry.end)
@@ -120,7 +122,7 @@ class RoundTrainOperator(TrainOperator):
         return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == goes_on)
 
     def _is_round_over(self) -> bool:
-        if self.entry.ends_at is not None and time.time() >= self.entry.ends_at:
+        if self.entry.ends_at is not None and time.time() - self.ahead >= self.entry.ends_at:
             return True
         return self._over_file is not None and self._over_file.exists()
 
@@ -151,11 +153,7 @@ class RoundTrainOperator(TrainOperator):
 
     def _leave_open(self, context: Context, status: Status, result: dict[str, Any]) -> Outcome:
         """Push an outcome of a job that a later round goes on with."""
-        from saturn_airflow.launch import past_runs
-
-        held = past_runs.time_on_devices(
-            SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
-        )
+        held = self._held(SweepContext.of(context, self.settings.group).job_folder(self.entry.name))
         outcome = Outcome.of(self.entry, status, result=result, held=held)
         self._push(context, outcome)
         job_run = self._mlflow(context)
@@ -170,10 +168,10 @@ class RoundTrainOperator(TrainOperator):
         raise AirflowSkipException(f"{outcome.job}: {outcome.reason}")
 
     def _prune(self, context: Context) -> NoReturn:
-        from saturn_airflow.launch import past_runs, runs
+        from saturn_airflow.launch import runs
 
         folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
-        held = past_runs.time_on_devices(folder)
+        held = self._held(folder)
         outcome = Outcome.of(self.entry, Status.PRUNED, self.entry.pruned, held=held)
         for run in runs.all_of(folder):
             self._pass_on(context, run)

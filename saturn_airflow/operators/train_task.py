@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +37,7 @@ from saturn_airflow.operators.context import (
 from saturn_airflow.operators.following import FollowingOperator
 from saturn_airflow.operators.live import live_of
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait
+from saturn_airflow.operators.plan_order import wait_for_those_before
 from saturn_airflow.operators.printed import OutputReader
 from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
@@ -55,8 +53,6 @@ OUTCOME_KEY = "outcome"
 #: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
 #: gone before, for Airflow leaves that five seconds.
 STOP_SECONDS = 30.0
-#: For how long a job waits for those before it in the plan to ask for their devices first; some may never do.
-LET_GO_FIRST_SECONDS = 30.0
 
 
 class TrainOperator(ResumableJobMixin, FollowingOperator):
@@ -95,6 +91,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self._outcome: Outcome | None = None
         self._decided: RestartDecision | None = None
         self._warnings: tuple[str, ...] = ()
+        #: Seconds by which this node's clock is ahead of that of who planned.
+        self.ahead = 0.0
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train, or follow the training that an earlier try began.
@@ -160,7 +158,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             run.done_with()
         if end is not None and end["status"] == Status.FINISHED and not self._decision.changes:
             return str(run.folder)
-        self._wait_for_those_before(context)
+        wait_for_those_before(context, self.settings, self.entry, self.must_go)
         self._budgets(context).keep()
         try:
             started = runs.start(spec, handed_on(spec.job, self, context))
@@ -255,7 +253,9 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             definition=self._decision.definition.to_dict(),
             goes_on_from=self._decision.goes_on_from,
             initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
-            claim=making_claims.claim(entry, self.settings, sweep, anew=bool(self._decision.changes)),
+            claim=making_claims.claim(
+                entry, self.settings, sweep, anew=bool(self._decision.changes), ahead=self.ahead
+            ),
             strategies=making_claims.strategies(entry),
             warnings=self._warnings,
             host_memory=job_memory(),
@@ -271,28 +271,13 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         had = past_runs.time_on_devices(folder, self._asker(context).goes_on_with).get("actual_seconds", 0.0)
         return max(0.0, self.job_timeout - had)
 
-    def _wait_for_those_before(self, context: Context) -> None:
-        """Wait until those who have this job's devices before it in the plan have asked for them.
+    def _held(self, folder: Path) -> dict[str, float]:
+        """When the job had its devices, by the clock of who planned, and for how long."""
+        from saturn_airflow.launch import past_runs
 
-        Who asks stands in the plan's order. But tasks that are queued in this order may start in another, and
-        the first to ask would find its devices free.
-        """
-        from saturn_airflow.launch import past_runs, read_apart
-
-        sweep = SweepContext.of(context, self.settings.group)
-        until = time.monotonic() + LET_GO_FIRST_SECONDS
-
-        def has_asked(folder: Path) -> bool:
-            with suppress(TimeoutError):
-                asked = partial(past_runs.has_asked, folder, self.entry.attempt)
-                return read_apart.within(1.0, f"{folder} asked", asked)
-            return False
-
-        for job in self.entry.after:
-            while not has_asked(sweep.job_folder(job)):
-                if self.must_go() or time.monotonic() > until:
-                    return
-                time.sleep(0.1)
+        moments = ("started_at", "ended_at")
+        held = past_runs.time_on_devices(folder)
+        return {name: value - self.ahead * (name in moments) for name, value in held.items()}
 
     def _push(self, context: Context, outcome: Outcome) -> None:
         """Say what has become of the job so far."""
@@ -417,7 +402,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             end["status"],
             end["reason"],
             result=past_runs.result_of(run.spec.folder, end),
-            held=past_runs.time_on_devices(run.spec.folder),
+            held=self._held(Path(run.spec.folder)),
             training=restarting.number(Path(run.spec.folder)),
         )
         # What became of the job must not depend on MLflow; its run and model are added when they are known.

@@ -140,7 +140,7 @@ class Sweep:
         self.state = "restarting"
         with monkeypatch.context() as patch:
             patch.setattr(runs.Run, "_wait_until_gone", _killed)
-            patch.setattr(TrainOperator, "_wait_for_those_before", lambda *_: None)
+            patch.setattr(train_task, "wait_for_those_before", lambda *_: None)
             patch.setattr(TrainOperator, "must_go", lambda _: bool(self.events("step")))
             with pytest.raises(KilledError):
                 self.train(job)
