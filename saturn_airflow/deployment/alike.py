@@ -1,7 +1,9 @@
-"""Whether nodes have the clock, the shared folder and the MLflow of the machine that plans and reports."""
+"""Whether nodes have the clock, the shared folder and the MLflow of the machine that plans and reports, and
+those that have the same GPUs the same locks."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +15,13 @@ from saturn_airflow.model.folders import slug
 
 #: Clocks that differ by less than so many seconds tell the same time.
 _SAME_TIME = 2.0
+#: GPUs that a message names.
+_SHOWN = 2
 
 
 def check_alike(deployment: Deployment) -> Iterator[Finding]:
-    """Nodes have this machine's time, write to its folder of checkpoints, and record in its MLflow."""
+    """Nodes have this machine's time, write to its folder of checkpoints, record in its MLflow, and lock
+    devices that several of them have in one folder."""
     from saturn_airflow.operators.context import home
 
     seen = _marks(home())
@@ -33,6 +38,26 @@ def check_alike(deployment: Deployment) -> Iterator[Finding]:
             )
             yield Finding("storage", "problem", text, fix)
         yield from _mlflow(name, said)
+    yield from _locks(deployment.nodes)
+
+
+def _locks(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Nodes with the same GPUs, as two workers of one machine have, that lock them in different folders."""
+    # Earlier versions did not say which folder it is.
+    known = {name: said for name, said in nodes.items() if "file" in said.get("leases", {})}
+    for (name, said), (other, theirs) in itertools.combinations(known.items(), 2):
+        shared = [uuid for uuid in said.get("gpu_uuids", ()) if uuid in theirs.get("gpu_uuids", ())]
+        if shared and said["leases"]["file"] != theirs["leases"]["file"]:
+            text = (
+                f"{name} and {other} share GPUs ({', '.join(shared[:_SHOWN])}), and lock them in different "
+                f"folders, {said['leases']['folder']} and {theirs['leases']['folder']}: two jobs may have "
+                "one GPU at once"
+            )
+            fix = (
+                "set [saturn] leases_folder to one folder for both workers (in containers one volume), or "
+                "let each see GPUs of its own (CUDA_VISIBLE_DEVICES)"
+            )
+            yield Finding("leases", "problem", text, fix)
 
 
 def _marks(folder: Path) -> dict[str, str] | None:

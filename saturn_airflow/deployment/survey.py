@@ -51,11 +51,12 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
         this machine's environment names, None for the one that Airflow's connections may name, too.
     :returns: ``name``, ``versions``, ``home`` (folder, its file system, free bytes, an error where it can't
         be written), ``marks`` (names whose marks are seen, with their contents), ``leases`` (the folder of
-        device locks, its file system, an error where it can't be read), ``devices``, ``waiters`` and
-        ``ignored`` (as `saturn devices` has them), ``gpus`` (product names of those it may use), ``orphans``
-        (devices held for a process that is gone), ``cuda`` (the version that torch was built for, and the
-        newest that the driver runs; None where there is none; and where there are GPUs the error with which
-        CUDA does not begin, and why torch can't use them), ``reach`` (an error, or None, by address),
+        device locks, its file system, which ``file`` it is, an error where it can't be read), ``devices``,
+        ``waiters`` and ``ignored`` (as `saturn devices` has them), ``gpus`` and ``gpu_uuids`` (product names
+        and UUIDs of those it may use), ``orphans`` (devices held for a process that is gone), ``cuda`` (the
+        version that torch was built for, and the newest that the driver runs; None where there is none; and
+        where there are GPUs the error with which CUDA does not begin, and why torch can't use them),
+        ``reach`` (an error, or None, by address),
         ``has_mlflow_uri`` (whether MLFLOW_TRACKING_URI is set here), ``time`` (by this machine's clock).
         Times are seconds since the epoch.
     """
@@ -74,12 +75,14 @@ def survey(name: str, mark: str = "by hand", mlflow: str | None = None) -> dict[
     found["leases"] = {"folder": str(leases), "storage": storage(leases)}
     try:
         shown = device_use(leases)
+        found["leases"]["file"] = _file(leases)
         found["devices"], found["waiters"] = shown["devices"], shown["waiters"]
         found["ignored"], found["orphans"] = shown["ignored"], _orphans(shown["devices"], leases)
     except Exception as error:
         found["leases"]["error"] = str(error)
         found["devices"], found["waiters"], found["orphans"] = [], [], []
-    found["gpus"] = [kinds.get(uuid, "gpu") for uuid in devices.gpu_uuids()]
+    found["gpu_uuids"] = devices.gpu_uuids()
+    found["gpus"] = [kinds.get(uuid, "gpu") for uuid in found["gpu_uuids"]]
     driver = devices.driver_cuda()
     found["cuda"] = {"torch": built, "driver": driver and f"{driver[0]}.{driver[1]}"}
     found["cuda"]["error"] = cuda_error() if found["gpus"] else None
@@ -223,6 +226,12 @@ def storage(path: Path) -> str:
             if resolved.is_relative_to(mount) and len(mount) >= len(best[0]):
                 best = (mount, kind)
     return best[1]
+
+
+def _file(path: Path) -> list[int]:
+    """What is the same for all names and mounts of a file or folder of one machine."""
+    facts = path.stat()
+    return [facts.st_dev, facts.st_ino]
 
 
 def _home(home: Path, name: str, mark: str) -> dict[str, Any]:

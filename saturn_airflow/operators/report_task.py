@@ -61,7 +61,7 @@ class ReportOperator(BaseOperator):
     """Close the sweep's run and hand its result to the next task; of each job its last outcome counts.
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
-    job), ``failed``, ``pruned`` and ``missing`` (names), ``planned_seconds``, ``actual_seconds``,
+    job), ``failed`` and ``pruned`` (names), ``planned_seconds``, ``actual_seconds``,
     ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
     whether it was met), ``promise`` (by when all was to be done with which odds, and whether it was
     ``kept``), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
@@ -337,7 +337,7 @@ def summarize(
     return {
         "failed": failed,
         "pruned": [o.job for o in outcomes if o.status == Status.PRUNED],
-        "missing": failed,
+        "missing": failed,  # what DAGs read that were written for 0.1
         "planned_seconds": plan.makespan if plan else None,
         "lower_bound": plan.lower_bound if plan else None,
         "gap": plan.gap if plan else None,

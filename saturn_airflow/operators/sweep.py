@@ -223,7 +223,7 @@ class SaturnSweepOperator(TaskGroup):
 
     @property
     def output(self) -> XComArg:
-        """The sweep's result, for the next task: best job, all outcomes, what is missing."""
+        """The sweep's result, for the next task: best job, all outcomes, which jobs failed."""
         return XComArg(self.report)
 
 

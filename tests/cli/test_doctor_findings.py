@@ -357,3 +357,31 @@ def test_a_node_with_another_clock_home_or_mlflow_is_named(
     # It has the connection, as all nodes have.
     monkeypatch.setattr(survey, "addresses", lambda: {"MLflow": "http://mlflow:5000/health"})
     assert len(list(alike.check_alike(asked))) == len([w for w in words if "MLFLOW" not in w])
+
+
+@pytest.mark.parametrize("same", ["folder", "GPUs", "neither"])
+def test_nodes_that_lock_the_same_gpus_in_different_folders_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: str
+) -> None:
+    """As two workers of one machine, each with leases in the home folder of its user or container."""
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    found: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(("gpu-a", "gpu-b")):
+        leases = tmp_path / name
+        leases.mkdir()
+        if same == "folder" and number:
+            leases = tmp_path / "gpu-a" / "." / ".." / "gpu-a"
+        found[name] = {
+            "name": name,
+            "home": {"folder": str(tmp_path), "mark": None},
+            "leases": {"folder": str(leases), "storage": "ext4", "file": survey._file(leases)},
+            "gpu_uuids": ["GPU-0", f"GPU-{number + 1}"] if same != "neither" else [f"GPU-{number}"],
+        }
+    asked = Deployment(nodes=found, question=Question(asked=0.0, answered=1.0))
+    texts = [f.text for f in alike.check_alike(asked) if f.level == "problem"]
+    if same != "GPUs":
+        assert texts == []
+        return
+    (text,) = texts
+    assert text.startswith("gpu-a and gpu-b share GPUs (GPU-0), and lock them in different folders")
+    assert f"{tmp_path / 'gpu-a'} and {tmp_path / 'gpu-b'}" in text
