@@ -6,13 +6,12 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from saturn_airflow.launch import event_file
+from saturn_airflow.launch import event_file, this_machine
 from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.file_locks import is_locked
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
@@ -201,7 +200,7 @@ class Run:
 
     def _pid(self) -> int | None:
         with contextlib.suppress(OSError, ValueError):
-            if self.is_alive() and (self.folder / "host").read_text() == socket.gethostname():
+            if self.is_alive() and this_machine.is_meant((self.folder / "host").read_text()):
                 pid = int((self.folder / "alive").read_text())
                 return pid if pid > 1 else None  # others would mean groups of processes, or all of them
         return None

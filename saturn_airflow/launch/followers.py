@@ -6,10 +6,10 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from saturn_airflow.launch import this_machine
 from saturn_airflow.launch.file_locks import is_locked, wait_for_lock
 from saturn_airflow.launch.standstill import Standstill, is_held_up, parent_of
 
@@ -56,7 +56,7 @@ def sole_follower(
         if alone:
             with contextlib.suppress(OSError):
                 file.truncate(0)
-                os.write(file.fileno(), f"{socket.gethostname()} {os.getpid()}".encode())
+                os.write(file.fileno(), f"{this_machine.name()} {os.getpid()}".encode())
         yield alone
 
 
@@ -69,6 +69,6 @@ def follower(folder: str | Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         host, pid = path.read_text().split()
         # Who followed before has left its number there, which may be anyone's by now.
-        if host == socket.gethostname() and int(pid) > 1 and is_locked(path):
+        if this_machine.is_meant(host) and int(pid) > 1 and is_locked(path):
             return int(pid)
     return None

@@ -16,7 +16,7 @@ from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
 from saturn_airflow.sharing.at_a_node import as_seen, trained
 
@@ -69,7 +69,7 @@ class GivingWay:
         self._looked_at = time.monotonic()
         # A folder that can't be used, a full disk, or whoever is held up in there must not end or hold up a
         # training that has its devices.
-        with contextlib.suppress(InvalidSweepError, OSError):
+        with contextlib.suppress(SaturnError, OSError):
             self._look()
         return self.leaves
 
@@ -112,7 +112,7 @@ class GivingWay:
         claim = self._claim
         if not claim.shares:
             return
-        with contextlib.suppress(InvalidSweepError, OSError):
+        with contextlib.suppress(SaturnError, OSError):
             lease_folder = LeaseFolder(self._folder)
             with lease_folder.gate(_GATE_SECONDS):
                 had = time.monotonic() - self._began

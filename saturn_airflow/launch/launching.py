@@ -199,7 +199,7 @@ def launch_ranks(
         ``peak_host_bytes`` and ``launch_seconds``.
     :raises RanksFailedError: for the rank that failed first.
     """
-    folder = tempfile.mkdtemp(prefix="saturn-ranks-", dir=scratch)
+    folder = tempfile.mkdtemp(prefix="saturn-ranks-", dir=_scratch())
     meeting = f"file://{folder}/meeting"
     try:
         settings = (size, meeting, device_type, threads, technique, hang_seconds, time.monotonic(), call)
@@ -207,6 +207,11 @@ def launch_ranks(
         return launch("saturn_airflow.training.ranks:run", arguments, hang_seconds=hang_seconds, **watching)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scratch() -> str | None:
+    """Where files of launches go; by default where somebody has cleaned :data:`scratch` away."""
+    return scratch if scratch is not None and os.path.isdir(scratch) else None
 
 
 def pack(function: Callable[..., Any] | str, *arguments: Any) -> bytes:
@@ -225,7 +230,7 @@ class _Member:
 
     def __init__(self, number: int, entry: str, arguments: Sequence[Any], keep_open: Sequence[int]) -> None:
         self.number = number
-        stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-", dir=scratch)
+        stack, self.stack_path = tempfile.mkstemp(prefix="saturn-stack-", dir=_scratch())
         os.close(stack)
         self.pipe, theirs = connection.Pipe()
         what = (handed_over.kept(), entry, tuple(arguments), theirs)

@@ -17,16 +17,16 @@ import stat
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import trusted_folder
+from saturn_airflow.launch.holders import Holder as Holder
+from saturn_airflow.launch.holders import is_count, is_moment
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
 from saturn_airflow.model import disks, formats, json_text
-from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.sharing import use
 from saturn_airflow.sharing.line import Order
 
@@ -34,56 +34,12 @@ FOLDER_VARIABLE = "SATURN_LEASES_FOLDER"
 Priority = tuple[float, int]
 
 _TICKET = re.compile(r"[0-9a-f]{32}")
-#: What is believed of a file at the most: characters of words for people, devices, teams.
-_MOST_WORDS = 500
+#: What is believed of a file at the most: devices, teams.
 _MOST_DEVICES = 10_000
 _MOST_TEAMS = 1000
 _USED = "used"
 _GATE_PAUSE = 0.01
 USE = "what teams used of a node's devices"
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who holds devices, or waits for them.
-
-    :param who: words for people, such as ``"nightly_retrain/2026-11-21 sweep: job gpt2-small"``.
-    :param pid: of the process that asked.
-    :param since: seconds since the epoch.
-    :param claim: of a job of a sweep, or of a trial, what others need to know of it.
-    """
-
-    who: str
-    pid: int
-    since: float
-    claim: Claim | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """This holder as JSON-ready data."""
-        own = {"who": self.who, "pid": self.pid, "since": self.since}
-        # Versions that know nothing of claims of trials would take them for jobs.
-        return own if self.claim is None else {**own, _key_of(self.claim): self.claim.to_dict()}
-
-    @classmethod
-    def read(cls, data: Any) -> Holder:
-        """The holder that a file tells of.
-
-        :raises ValueError: when it tells of none.
-        """
-        if not isinstance(data, dict) or not {"who", "pid", "since"} <= set(data):
-            raise ValueError("it does not say whose it is")
-        who = str(data["who"])[:_MOST_WORDS]
-        words = "".join(character if character.isprintable() else "?" for character in who)
-        if not _is_count(data["pid"]) or not _is_number(data["since"]):
-            raise ValueError("its process or time is not a number")
-        claim = None
-        with contextlib.suppress(ValueError):
-            claim = next((Claim.from_dict(data[key]) for key in ("claim", "trial") if key in data), None)
-        return cls(words, data["pid"], float(data["since"]), claim)
-
-
-def _key_of(claim: Claim) -> str:
-    return "trial" if claim.sweep.trials else "claim"
 
 
 class LeaseFolder:
@@ -96,6 +52,7 @@ class LeaseFolder:
 
     def __init__(self, folder: Path) -> None:
         self.ignored: dict[str, str] = {}
+        self._folder = folder
         with contextlib.ExitStack() as opened:
             try:
                 self._top = top = trusted_folder.open_folder(folder)
@@ -130,6 +87,7 @@ class LeaseFolder:
 
         :param seconds: for how long to wait at the most: whoever is inside may be held up by a signal.
         :raises TimeoutError: when somebody is inside for longer.
+        :raises DiskError: when the folder's disk is full or fails under what is done inside.
         """
         if seconds is None:
             fcntl.flock(self._gate, fcntl.LOCK_EX)
@@ -141,6 +99,10 @@ class LeaseFolder:
                 time.sleep(_GATE_PAUSE)
         try:
             yield
+        except OSError as error:
+            if disks.is_fault(error):
+                raise disks.fault(self._folder, error) from None
+            raise
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
@@ -153,6 +115,8 @@ class LeaseFolder:
             except FileNotFoundError:
                 continue
             except OSError as error:
+                if disks.is_fault(error):  # it would seem to be free
+                    raise
                 self._ignore("devices", name, error)
                 continue
             try:
@@ -176,6 +140,8 @@ class LeaseFolder:
         try:
             file = self._open(self._devices, device, create=True)
         except OSError as error:
+            if disks.is_fault(error):
+                raise
             raise InvalidSweepError(
                 f"the lease of {device} can't be taken: its file is {_why(error)}; remove devices/{device} "
                 "from the folder of leases"
@@ -211,6 +177,8 @@ class LeaseFolder:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
+                if disks.is_fault(error):
+                    raise
                 self._ignore("tickets", name, error)
         return sorted(found, key=lambda ticket: ticket.order)
 
@@ -363,9 +331,9 @@ class Ticket:
             raise ValueError("it wants no devices")
         if not all(isinstance(name, str) for name in wanted) or len(set(wanted)) < len(wanted):
             raise ValueError("what it wants are not devices")
-        if not _is_count(need) or not 1 <= need <= len(wanted):
+        if not is_count(need) or not 1 <= need <= len(wanted):
             raise ValueError("it needs more devices than it wants")
-        if not isinstance(priority, list) or len(priority) != 2 or not all(map(_is_number, priority)):
+        if not isinstance(priority, list) or len(priority) != 2 or not all(map(is_moment, priority)):
             raise ValueError("its priority is not two numbers")
         self.wanted: tuple[str, ...] = tuple(wanted)
         self.need: int = need
@@ -438,19 +406,11 @@ def _used_of(data: Any) -> dict[str, float]:
     try:
         formats.check(data, USE, "it")
         used = {str(team): value for team, value in data["used"].items()}
-        if len(used) > _MOST_TEAMS or not all(_is_number(v) and v >= 0 for v in [*used.values(), data["at"]]):
+        if len(used) > _MOST_TEAMS or not all(is_moment(v) and v >= 0 for v in [*used.values(), data["at"]]):
             raise ValueError("not what teams used")
     except (KeyError, TypeError, AttributeError, formats.NewerFormatError) as error:
         raise ValueError(str(error)) from None
     return use.decayed(used, time.time() - data["at"])
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
-
-
-def _is_number(value: Any) -> bool:
-    return is_number(value) and -1e18 < value < 1e18
 
 
 def _is_name(device: str) -> bool:

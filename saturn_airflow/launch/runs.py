@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from saturn_airflow.launch import devices, environment, event_file, fork_server, handed_over
+from saturn_airflow.launch import devices, environment, event_file, fork_server, handed_over, this_machine
 from saturn_airflow.launch.event_file import Event as Event
 from saturn_airflow.launch.followed_run import Run as Run
 from saturn_airflow.launch.followed_run import all_of as all_of
@@ -52,7 +51,7 @@ def start(spec: RunSpec, handed: HandedOver = NOTHING) -> Run:
         disks.check_room(runs)
         with _new_folder(runs) as folder:
             disks.write_whole(folder / "spec.json", json.dumps(spec.to_dict()))
-            (folder / "host").write_text(socket.gethostname())
+            (folder / "host").write_text(this_machine.name())
             # Of what its supervisor writes first, no file is to be made.
             (folder / event_file.NAME).touch()
             return _start(spec, folder, handed)

@@ -92,8 +92,8 @@ class Supervisor:
         # At the end, as Airflow does, so that a user's queue.py hides no module of Python's. Whatever is
         # launched from here searches the same path.
         sys.path.extend(entry for entry in self._spec.path if entry not in sys.path)
-        self._events = os.open(folder / event_file.NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._unwritten = b""
+        self._events = os.open(folder / event_file.NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._unwritten, self._said = b"", 0
         self._stop_by: float | None = None
         self._told_to_stop = False
         self._deadline = float("inf")
@@ -154,7 +154,12 @@ class Supervisor:
 
     def _write_events(self) -> None:
         with contextlib.suppress(OSError):
+            # A job's code may write there, too: after half a line of it, what is said would be no line.
+            there = os.fstat(self._events).st_size
+            if there > self._said and os.pread(self._events, 1, there - 1) != b"\n":
+                self._unwritten = b"\n" + self._unwritten
             self._unwritten = self._unwritten[os.write(self._events, self._unwritten) :]
+            self._said = os.lseek(self._events, 0, os.SEEK_CUR)
 
     def _with_devices(self, held: contextlib.ExitStack) -> dict[str, Any]:
         spec = self._spec

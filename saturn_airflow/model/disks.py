@@ -61,8 +61,9 @@ def check_room(folder: Path) -> None:
 def left(folder: Path) -> str:
     """How much of its disk is left, in words."""
     disk = disk_of(folder)
-    usage = shutil.disk_usage(disk)
-    return f"the disk at {disk} has {sizes.shown(usage.free)} of {sizes.shown(usage.total)} left"
+    usage, files = shutil.disk_usage(disk), os.statvfs(disk)
+    more = ", but no inode for another file" if files.f_files and not files.f_favail else ""
+    return f"the disk at {disk} has {sizes.shown(usage.free)} of {sizes.shown(usage.total)} left{more}"
 
 
 def disk_of(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 from running import small_job, spec_for
 
 from saturn_airflow.launch import past_runs, progress, runs, whereabouts
+from saturn_airflow.launch.supervisor import Supervisor
 from saturn_airflow.operators.live import Live
 from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.tracking.events import Recorder
@@ -85,3 +86,21 @@ def test_another_format_is_one_only_where_the_file_begins(tmp_path: Path) -> Non
     whole = [{**event, "time": float(number)} for number, event in enumerate(WHOLE)]
     newer = {"event": "format", "format": 999, "written_by": "saturn-airflow 99"}
     assert _heard(tmp_path, [*whole[:4], newer, *whole[4:]])[1] == 3
+
+
+def test_half_a_line_of_others_swallows_nothing_that_is_said_after_it(tmp_path: Path) -> None:
+    """Else a job whose code has written there would count as lost at its end."""
+    (tmp_path / "spec.json").write_text(json.dumps(spec_for(tmp_path, small_job()).to_dict()))
+    (tmp_path / "alive").touch()
+    supervisor = Supervisor(tmp_path, None)
+    supervisor.emit(STEP)
+    for text in ("half a line", "a whole one\n", "{"):
+        with open(tmp_path / "events.jsonl", "a") as file:
+            file.write(text)
+        supervisor.emit({**STEP, "step": 4})
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write("once more")
+    supervisor.emit(WHOLE[-1])
+    told = list(runs.Run(tmp_path).events())
+    assert [event.get("step") for event in told] == [3, 4, 4, 4, None]
+    assert told[-1]["status"] == "stopped"

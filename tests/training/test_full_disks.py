@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import failures, past_runs, runs, users_code
+from saturn_airflow.launch import failures, leases, past_runs, runs, users_code
+from saturn_airflow.launch.giving_way import GivingWay
+from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.ledger import Ledger
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.runs import Run
+from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model import disks
 from saturn_airflow.model.active_sweep import ActiveSweep
+from saturn_airflow.model.claims import claim_of
 from saturn_airflow.model.errors import DiskError, JobError
 from saturn_airflow.model.sharing import SharedSweep
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError
@@ -159,3 +164,39 @@ def test_a_file_is_whole_or_as_it_was(small_disk: Any) -> None:
         disks.write_whole(note, "x" * 10_000)
     assert json.loads(note.read_text()) == {"a": 1}
     assert [path.name for path in small_disk.path.iterdir() if path.name != "filler"] == ["note.json"]
+
+
+def test_leases_whose_disk_fails_end_no_training_and_cost_who_waits_no_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel mounts a disk anew without the right to write, for its errors."""
+    facts = SharedSweep("a", (), arrived=0.0, alone=1e9)
+    mine = claim_of(facts, "runs", "single", {("single", 1): (100.0, 2.0)}, made=1.0)
+    sharing = Sharing(mine, ("d0",))
+    lease = leases.acquire(["d0"], "runs", folder=tmp_path, sharing=sharing)
+    stay = GivingWay(sharing, lease, tmp_path)
+    waiter, really = leases.Waiter(["d0"], "waits", folder=tmp_path), os.open
+
+    def read_only(path: Any, flags: int, *arguments: Any, **more: Any) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(30, "Read-only file system")
+        return really(path, flags, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        stay._looked_at -= 10
+        assert not stay.asked()
+        stay.count_use()
+        with pytest.raises(DiskError, match=f"{tmp_path} can't be written") as raised:
+            waiter.take()
+        assert failures.describe(raised.value).whose == "node"
+    assert waiter.take() is None, "it is held"
+    lease.release()
+    assert waiter.take() is not None
+
+
+def test_who_finds_no_room_to_wait_is_tried_again(small_disk: Any) -> None:
+    LeaseFolder(small_disk.path / "leases")
+    small_disk.fill()
+    with pytest.raises(DiskError, match="No space left"):
+        leases.Waiter(["d0"], "waits", folder=small_disk.path / "leases")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from saturn_airflow.launch import scratch
+from saturn_airflow.launch import launching, scratch
 
 MAKER = """
-from saturn_airflow.launch import scratch
+from saturn_airflow.launch import launching, scratch
 folder = scratch.folder()
 print(folder.__enter__(), flush=True)
 input()
@@ -105,3 +105,12 @@ def test_who_says_where_is_obeyed(temporary: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(scratch.COMPILED, "/elsewhere")
     assert scratch.why_not_compiled_there(tmp_path) is None
     assert os.environ[scratch.COMPILED] == "/elsewhere"
+
+
+def test_who_cleans_the_temporary_folder_keeps_no_rank_from_being_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tmpreaper does below a job of weeks."""
+    monkeypatch.setattr(launching, "scratch", str(tmp_path / "cleaned"))
+    monkeypatch.setattr(launching, "launch", lambda *_, **__: [{}])
+    assert launching.launch_ranks(b"", 1, device_type="cpu", threads=1) == [{}]
