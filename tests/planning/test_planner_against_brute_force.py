@@ -86,6 +86,13 @@ def test_every_bound_is_below_every_optimum(problem: Problem) -> None:
     assert mean_completion_bound(instance) <= optimum(problem, mean_completion) * CLOSE
 
 
+def test_what_is_released_late_has_only_the_time_after_it() -> None:
+    late = [PlannedJob(f"late-{n}", (Option("single", 1, {"cpu": 50}),), release=100) for n in range(3)]
+    early = PlannedJob("early", (Option("single", 1, {"cpu": 10}),))
+    problem = Problem("x", (Node("a", 1, "cpu"),), (early, *late))
+    assert bound(group(problem), Clock(10), relaxed=True) == pytest.approx(250)
+
+
 @quick
 @given(problems(), st.floats(1.0, 1.5), st.booleans())
 def test_a_makespan_that_is_possible_is_never_refuted(problem: Problem, share: float, whole: bool) -> None:

@@ -15,6 +15,9 @@ from typing import NamedTuple
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.problem import PlannedJob, Problem
 
+#: Moments that :attr:`Instance.releases` has at most: the relaxation has rows for each.
+_MOST_RELEASES = 24
+
 
 class Mode(NamedTuple):
     """One way to run a job on a node of one type.
@@ -51,14 +54,14 @@ class NodeType:
     nodes: tuple[int, ...]
     free: tuple[float, ...]
 
-    def busy(self, until: float) -> list[list[tuple[float, float]]]:
-        """What the devices of one such node are busy with before they are free, at most until ``until``.
+    def busy(self, until: float, since: float = 0.0) -> list[list[tuple[float, float]]]:
+        """What the devices of one such node are busy with before they are free, from ``since`` to ``until``.
 
         :returns: the same time twice, each as jobs (share of the devices, seconds): one job for each device,
             and one for each span between two moments at which some become free, over all devices still busy
             in it. Bounds take whichever says more.
         """
-        free = [min(until, at) for at in self.free]
+        free = [max(0.0, min(until, at) - since) for at in self.free]
         devices = [(1 / self.devices, at) for at in free]
         between = [
             ((self.devices - number) / self.devices, at - before)
@@ -129,6 +132,13 @@ class Instance:
     def has_releases(self) -> bool:
         """Whether any job may not start at 0."""
         return any(group.release > 0 for group in self.classes)
+
+    @cached_property
+    def releases(self) -> tuple[float, ...]:
+        """Moments above 0 at which jobs are released, ascending; evenly chosen ones where there are many."""
+        moments = sorted({group.release for group in self.classes} - {0.0})
+        few = min(len(moments), _MOST_RELEASES)
+        return tuple(moments[at * len(moments) // few] for at in range(few))
 
 
 def group(problem: Problem) -> Instance:

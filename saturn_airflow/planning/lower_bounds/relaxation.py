@@ -4,11 +4,13 @@ Variables: x_kim, jobs of class k in mode m = (g, r) on nodes of type i; the mak
 
     minimise C
     sum over i, m of x_kim = b_k                            for every class k
-    sum over k, m of u(g/G_i) r x_kim <= N_i (C - B_iu)     for every type i and dual feasible u
+    sum over k released from s on, m of u(g/G_i) r x_kim <= N_i (C - s - B_isu)
+                                                            for every type i, dual feasible u and moment s
     sum over m of (s_kim + r) x_kim <= b_k C                for every class k: no job outlasts C
 
-A job starts at s_kim at the earliest, when it is released and g devices are free. B_iu is what the devices of
-a node are busy with before they are free, weighed by u, as far as it lies within a bound of C that is known.
+A job starts at s_kim at the earliest, when it is released and g devices are free. The moments s are 0 and
+releases: jobs that are released later have only the time from then on. B_isu is what devices of a node are
+busy with from s until they are free, weighed by u, as far as it lies within a bound of C that is known.
 
 Its optimum bounds the makespan from below, and so does that of its linear relaxation.
 """
@@ -43,18 +45,19 @@ def model(instance: Instance) -> pyo.ConcreteModel:
         m.no_longer.add(ends <= len(group.jobs) * m.makespan)
     m.capacity = pyo.ConstraintList()
     for i, kind in enumerate(instance.types):
-        keys = [key for key in m.modes if key[1] == i]
-        widths = {instance.classes[k].modes[i][j].devices / kind.devices for k, _, j in keys}
-        for u in dual_feasible.family(widths):
-            terms = []
-            for k, _, j in keys:
-                mode = instance.classes[k].modes[i][j]
-                if (share := u(mode.devices / kind.devices)) > 0:
-                    terms.append(share * mode.seconds * m.x[k, i, j])
-            if terms:
-                # Both descriptions of what is busy give a valid row; the one that says more is tighter.
-                busy = max(sum(u(width) * at for width, at in jobs) for jobs in kind.busy(least))
-                m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * (m.makespan - busy))
+        for since in (0.0, *instance.releases):
+            keys = [key for key in m.modes if key[1] == i and instance.classes[key[0]].release >= since]
+            widths = {instance.classes[k].modes[i][j].devices / kind.devices for k, _, j in keys}
+            for u in dual_feasible.family(widths):
+                terms = []
+                for k, _, j in keys:
+                    mode = instance.classes[k].modes[i][j]
+                    if (share := u(mode.devices / kind.devices)) > 0:
+                        terms.append(share * mode.seconds * m.x[k, i, j])
+                if terms:
+                    # Both descriptions of what is busy give a valid row; the one that says more is tighter.
+                    busy = max(sum(u(width) * at for width, at in jobs) for jobs in kind.busy(least, since))
+                    m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * (m.makespan - since - busy))
     return m
 
 
