@@ -82,6 +82,7 @@ class GivingWay:
             self._claim = rest.put_in(self._claim)
         lease_folder = LeaseFolder(self._folder)
         with lease_folder.gate(_GATE_SECONDS):
+            self._lease.hold_again(lease_folder)
             tickets = lease_folder.tickets()
             self._is_among_others = False
             if not any(ticket.holder.claim is not None for ticket in tickets):

@@ -106,6 +106,26 @@ class LeaseFolder:
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
+    def is_there(self, ticket: Ticket) -> bool:
+        """Whether it is still what stands where it was opened, with ``ticket`` in it: somebody may have
+        removed or replaced it."""
+        if not ticket.is_there():
+            return False
+        parts = {".": self._top, "devices": self._devices, "tickets": self._tickets, "gate": self._gate}
+        try:
+            return all(
+                os.path.samestat(os.stat(self._folder / name), os.fstat(file)) for name, file in parts.items()
+            )
+        except OSError:
+            return False
+
+    def is_device(self, device: str, file: int) -> bool:
+        """Whether an open file is what others lock to have a device."""
+        try:
+            return os.path.samestat(os.stat(device, dir_fd=self._devices), os.fstat(file))
+        except FileNotFoundError:
+            return False
+
     def holders(self) -> dict[str, Holder]:
         """Who holds which device."""
         found = {}
@@ -348,6 +368,11 @@ class Ticket:
         assert self._file is not None, "only who waits may say who it is"
         self.holder = holder
         _write(self._file, {**self._data, "holder": holder.to_dict()})
+
+    def is_there(self) -> bool:
+        """Whether others see it, as far as its file tells."""
+        assert self._file is not None, "only who waits asks"
+        return os.fstat(self._file).st_nlink > 0
 
     def close(self) -> None:
         """Leave the queue."""

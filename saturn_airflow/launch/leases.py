@@ -50,6 +50,22 @@ class Lease:
         self.holder = holder
         #: Open files; a process that has one of them keeps the device.
         self.files = files
+        self._file_of = dict(zip(devices, files, strict=True))
+
+    def hold_again(self, lease_folder: LeaseFolder) -> None:
+        """Hold the devices by what others lock now, where somebody has removed or replaced their files.
+
+        One that somebody else got meanwhile is held by both.
+
+        :param lease_folder: the folder as it is now, whose gate the caller holds.
+        """
+        for device, file in self._file_of.items():
+            if lease_folder.is_device(device, file):
+                continue
+            found = lease_folder.lock_device(device, self.holder)
+            if found is not None:
+                self._file_of[device] = found
+                self.files += (found,)
 
     def tell(self, claim: Claim, lease_folder: LeaseFolder) -> None:
         """Tell those who wait how far the job is by now.
@@ -206,12 +222,19 @@ class Waiter:
         self.blockers: list[str] = []
         self.ignored: set[str] = set()
         self.ahead = 0
-        self._lease_folder = LeaseFolder(folder or default_folder())
+        self._folder, self._priority = folder or default_folder(), priority
         holder = Holder(who, os.getpid(), time.time(), None if sharing is None else sharing.claim)
-        self._ticket = self._lease_folder.new_ticket(priority, holder, self.wanted, self.need)
+        self._lease_folder, self._ticket = self._join(holder)
+
+    def _join(self, holder: Holder) -> tuple[LeaseFolder, Ticket]:
+        lease_folder = LeaseFolder(self._folder)
+        return lease_folder, lease_folder.new_ticket(self._priority, holder, self.wanted, self.need)
 
     def take(self) -> Lease | None:
         """Take the devices if they are free and nobody before wants them; the wait is then over."""
+        if not self._lease_folder.is_there(self._ticket):  # who asks now meets others in another folder
+            self._ticket.close()
+            self._lease_folder, self._ticket = self._join(self._ticket.holder)
         lease_folder, ticket = self._lease_folder, self._ticket
         mine = self._with_the_rest()
         with lease_folder.gate():

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from saturn_airflow.launch import leases
+from saturn_airflow.launch.giving_way import GivingWay
 from saturn_airflow.launch.leases import GivenUpError, Waiter
+from saturn_airflow.launch.turn_at_node import Sharing
+from saturn_airflow.model.claims import claim_of
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.sharing import SharedSweep
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = ["a", "b", "c", "d"]
@@ -68,6 +73,41 @@ def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidSweepError, match="SATURN_LEASES_FOLDER"):
         leases.acquire(["a"], "job x", folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("how", ["removed", "restored", "devices", "tickets"])
+def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(how: str, tmp_path: Path) -> None:
+    """As a cleaner of temporary files does, or who puts back a copy."""
+    folder = tmp_path / "leases"
+    facts = SharedSweep("a", (), arrived=0.0, alone=1e9)
+    mine = claim_of(facts, "runs", "single", {("single", 1): (100.0, 2.0)}, made=1.0)
+    sharing = Sharing(mine, ("d0",))
+    lease = leases.acquire(["d0"], "runs", folder=folder, sharing=sharing)
+    stay = GivingWay(sharing, lease, folder)
+    early = Waiter(["d0"], "early", priority=(2.0, 0), folder=folder)
+    assert early.take() is None
+    for _ in range(2):
+        if how == "removed":
+            shutil.rmtree(folder)
+        elif how == "restored":
+            shutil.copytree(folder, tmp_path / "copy")
+            shutil.rmtree(folder)
+            (tmp_path / "copy").rename(folder)
+        else:
+            shutil.rmtree(folder / how)
+        stay._looked_at -= 10
+        assert not stay.asked()
+        late = Waiter(["d0"], "late", priority=(3.0, 0), folder=folder)
+        assert late.take() is None
+        assert early.take() is None
+        assert [waiter.who for waiter in leases.waiters(folder)] == ["early", "late"]
+        assert leases.holders(folder)["d0"].who == "runs"
+        late.close()
+    lease.release()
+    late = Waiter(["d0"], "late", priority=(3.0, 0), folder=folder)
+    assert late.take() is None, "who came first goes first"
+    with contextlib.closing(late), early.take() or pytest.fail("it is free"):
+        assert late.take() is None
 
 
 def test_a_wide_job_is_not_starved(tmp_path: Path) -> None:
