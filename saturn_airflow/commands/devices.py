@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
                 f"{option} {value} says what is announced, and nothing is: add --announce NAME, the name "
                 "that this machine is to have as a node, or leave it out to see its devices"
             )
+    if args.leases and not args.leases.is_dir():
+        raise SaturnError(f"there is no folder {args.leases} of device locks")
     from saturn_airflow.deployment.device_use import device_use
 
     shown = device_use(args.leases or _configured_folder())

@@ -93,7 +93,7 @@ def _show(sweep: Mapping[str, Any]) -> None:
     rows = [
         [
             job["job"],
-            job["status"],
+            job["status"].replace("_", " "),
             job["technique"] or "-",
             "-" if job["devices"] is None else str(job["devices"]),
             job["node"] or "-",

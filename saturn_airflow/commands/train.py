@@ -97,8 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _first_weights(stack: contextlib.ExitStack, args: argparse.Namespace, job: Job) -> tuple[Job, str]:
     """The job with the version that its ``init_from`` means, and the file of its weights."""
-    import tempfile
-
     from saturn_airflow.model import initial_weights
     from saturn_airflow.operators import context, first_weights
 

@@ -25,6 +25,8 @@ from saturn_airflow.model.status import Status
 
 Whose = Literal["", "job", "technique", "node", "device"]
 
+#: Methods by which torch tells what is called of it.
+_WATCHING = ("__torch_function__", "__torch_dispatch__")
 _PACKAGE = str(Path(__file__).parent.parent)
 _NO_MEMORY = (
     "not enough memory",
@@ -290,11 +292,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """The traceback, without the frames of Saturn that led to the user's."""
+    """The traceback, without frames of Saturn that led to the user's, or watch what is called of torch."""
     if isinstance(error, SaturnError) and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(_PACKAGE):
         frames.pop(0)
+    frames[:] = [f for f in frames if not (f.filename.startswith(_PACKAGE) and f.name in _WATCHING)]
     kept = ["Traceback (most recent call last):\n", *frames.format()] if frames else []
     return "".join([*kept, *traceback.format_exception_only(error)]).rstrip()

@@ -56,6 +56,8 @@ def choices(key: str, given: Any, what: str, wanted: str) -> list[Any]:
             f"rendered; call {what} in an upstream task, as dags/jobs_from_upstream.py does"
         )
     if isinstance(given, str | Mapping | set | frozenset) or not isinstance(given, Iterable):
+        if hasattr(given, "ppf"):
+            wanted += f", or draw from it: sample(job, 10, {key}=...)"
         raise InvalidSweepError(f"{what}: {key} is {given!r:.80}; give {wanted}")
     if not (found := [plain(choice) for choice in given]):
         raise InvalidSweepError(f"{what}: {key} has no values")

@@ -342,7 +342,7 @@ def check_jobs(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if not isinstance(job, Job):
             raise InvalidSweepError(
-                f"jobs holds a {type(job).__name__} ({job!r:.60}); give Job objects, or grid(...)"
+                f"jobs holds {job!r:.60} of type {type(job).__name__}; give Job objects, or grid(...)"
             )
     fields = {f.name for f in dataclasses.fields(HParams)}
     for job in jobs:

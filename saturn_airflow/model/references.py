@@ -277,7 +277,7 @@ def _defined_by(statement: ast.stmt) -> set[str]:
     return (
         {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         | {node.name for node in nodes if isinstance(node, functions)}
-        | {alias.asname or alias.name for alias in aliases}
+        | {alias.asname or alias.name.partition(".")[0] for alias in aliases}
     )
 
 
@@ -357,20 +357,9 @@ def _top_level_names(origin: str | None) -> frozenset[str] | None:
     """Names a module's source defines at its top level; None where that can't be told."""
     if (tree := _source(origin)) is None:
         return None
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-            if node.name == "__getattr__":
-                return None
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                if alias.name == "*":
-                    return None
-                names.add((alias.asname or alias.name).split(".")[0])
-    return frozenset(names)
+    names = frozenset(_definitions(origin))
+    tells = not names & {"*", "__getattr__"} and not any(isinstance(n, ast.Global) for n in ast.walk(tree))
+    return names if tells else None
 
 
 Reference = str | Callable[..., Any]

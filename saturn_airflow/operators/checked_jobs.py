@@ -22,7 +22,9 @@ def check_in_file(jobs: Sequence[Job] | XComArg, settings: SweepSettings) -> Non
     """
     if isinstance(jobs, XComArg):
         return
-    if isinstance(jobs, Job) or not isinstance(jobs, Sequence) or isinstance(jobs, str):
+    if isinstance(jobs, Job):
+        raise InvalidSweepError(f"jobs is the job {jobs.name!r} alone; give a list: jobs=[Job(...)]")
+    if not isinstance(jobs, Sequence) or isinstance(jobs, str):
         raise InvalidSweepError(
             f"jobs is {jobs!r:.60}; give a list of jobs, grid(...), or the output of an upstream task"
         )

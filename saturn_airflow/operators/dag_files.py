@@ -81,6 +81,8 @@ def _dag(dag: str, folder: Path | None) -> DAG:
         f"{place} has no DAG {dag!r}; it has {', '.join(sorted(dags)) or 'none'}"
         if file is None
         else f"{place} has {len(dags)} DAGs; name one of {', '.join(sorted(dags))}, with --dags"
+        if dags
+        else f"{place} has no DAG"
     )
 
 

@@ -196,7 +196,7 @@ class SaturnSweepOperator(TaskGroup):
         self, jobs: Sequence[Job] | XComArg, settings: SweepSettings, stages: Stages
     ) -> ReportOperator:
         """The tasks of the sweep; its last."""
-        with self:
+        with self.dag, self:
             trials = TrialsOperator(
                 task_id="trials",
                 jobs=jobs if isinstance(jobs, XComArg) else [job.fields() for job in jobs],

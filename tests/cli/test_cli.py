@@ -88,7 +88,7 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     assert re.search(r"^ *good +finished +ddp +2 +local .* 0\.25", out, re.MULTILINE)
     assert "<b>[red]bad: sample 7 is damaged\n" in out
     assert "makespan: planned 100.0 s (gap 11.1%), with 90% done in 115.0 s, actual 110.0 s; " in out
-    assert re.search(r"^ *untried +not_planned +- +- +- ", out, re.MULTILINE)
+    assert re.search(r"^ *untried +not planned +- +- +- ", out, re.MULTILINE)
     assert "untried: its trial failed: no module named shop\n" in out
     shown = json.loads(printed(capsys, "sweeps", "show", how, "--json", "--uri", uri))
     assert {job["job"]: job["status"] for job in shown["jobs"]} == {
@@ -154,11 +154,12 @@ def test_a_connection_is_found_where_airflow_looks_for_it(leads: str, uri: str, 
     assert said.stderr.startswith("MLflow: http://127.0.0.1:9\n"), said.stderr
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_store_that_is_not_there_is_not_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
-    assert main(["sweeps"]) == 2
+    assert main(["sweeps", *(["--uri", f"sqlite:///{tmp_path}/mlflow.db"] if named else [])]) == 2
     assert f"there is no MLflow store {tmp_path}/mlflow.db" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

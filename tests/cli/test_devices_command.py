@@ -35,6 +35,14 @@ def test_holders_and_waiters_are_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"the second job (process {os.getpid()})" in said
 
 
+def test_a_folder_of_locks_that_is_not_there_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--leases", str(tmp_path / "lokcs")]) == 2
+    assert f"there is no folder {tmp_path}/lokcs of device locks" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_only_an_announcement_takes_is_refused_without(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--cpu", "2"]) == 2
     assert "--cpu 2 says what is announced, and nothing is: add --announce NAME" in capsys.readouterr().err

@@ -212,6 +212,7 @@ def test_the_debugger_stops_in_the_jobs_code(folder: Path) -> None:
         (["mine", "twice"], "several sweeps have a job 'twice': name one of other, third with --sweep"),
         (["mine", "good", "--sweep", "other"], "DAG 'mine' has no job 'good' in 'other'"),
         (["yours", "good"], "has no DAG 'yours'; it has later, mine"),
+        (["by_hand.py", "good"], "by_hand.py has no DAG"),
         (["mine.py", "once"], "has 2 DAGs; name one of later, mine"),
         (["later", "good"], "the jobs of sweep 'sweep' come from another task"),
         (["mine", "runs"], "job 'runs': a template of it needs a DAG run ('ti' is undefined)"),

@@ -120,6 +120,19 @@ def test_by_when_a_running_sweep_is_done_with_which_odds(server: Server) -> None
         expect(card).to_have_text(words)
 
 
+def test_what_waits_for_its_report_plans_no_further_round(server: Server) -> None:
+    run = Run("running")
+    run.plan(on("job", 0, 50))
+    run.values["sweep.plan", -1, "plan"]["promise"] = {"confidence": 0.9, "why": "0 errors are too few"}
+    run.train(0, "success", "job", **finished(MADE, MADE + 50))
+    run.task("report", "report", "running")
+    server.data = {"": {**run.page(100.0), "curves": {}, "curves_at": None}}
+    totals = server.open("plan.html", dag_id="d", run_id="r").locator("#totals")
+    card = totals.locator("div", has_text="ended")
+    expect(card).to_have_text("So far50 sall jobs have ended09:16:40 – 09:17:30")
+    expect(totals).not_to_contain_text("not promised yet")
+
+
 def test_only_a_sweep_that_did_all_it_was_to_is_compared_with_its_plan(server: Server) -> None:
     usual = {"all": 2, "failed": 0, "not_planned": 0}
     took = {"actual_seconds": 3242.0, "makespan": 100.0}
@@ -169,6 +182,24 @@ def test_a_curves_legend_says_what_the_job_s_details_say(server: Server) -> None
         }"""
     )
     assert shown == ["2.125", "0.25"]
+
+
+@pytest.mark.parametrize(("count", "levels"), [(3, 3), (48, 44)])
+def test_only_a_curve_of_many_points_has_its_beginning_cut_off(
+    server: Server, count: int, levels: int
+) -> None:
+    server.data = {"": listed()}
+    drawn = server.open("sweeps.html").evaluate(
+        """async (count) => {
+            const { sparklineOfTwo } = await import("/saturn/static/curve.js");
+            const points = Array.from({ length: count }, (_, index) => [10 * (index + 1), 5 - 0.05 * index]);
+            const curves = { eval_loss: points };
+            const path = sparklineOfTwo(curves, curves, "eval_loss").querySelector("path");
+            return [...path.getAttribute("d").matchAll(/ ([\\d.-]+)/g)].map(([, y]) => y);
+        }""",
+        count,
+    )
+    assert (len(drawn), len(set(drawn))) == (count, levels)
 
 
 @pytest.mark.parametrize("values", [[0.2, 0.7, 0.8], [0.8, 0.3, 0.2], [5.0, 5.0, 5.0], [9.0, 0.3, 0.5]])

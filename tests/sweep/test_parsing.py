@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ["torch", "mlflow", "pyomo", "highspy", "numpy", "pandas", "transformers"]
 PREAMBLE = """
 import json, sys
-from airflow.sdk import dag, task, Asset
+from airflow.sdk import DAG, Asset, dag, task
 from saturn_airflow import *
 ONE = Cluster(Node("local", devices=2, kind="cpu"))
 TWO = Cluster(Node("gpu-a", devices=8), Node("gpu-b", devices=8, queue="big"))
@@ -127,7 +127,7 @@ def test_the_asset_of_a_sweep_is_one_that_airflow_stores(tmp_path: Path) -> None
     assert len(long[1]) < 100
 
 
-def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path: Path) -> None:
+def test_a_sweep_takes_part_in_a_dag_as_an_operator_does(tmp_path: Path) -> None:
     done = run_python(
         """
         @dag(schedule=None)
@@ -140,11 +140,16 @@ def test_a_sweep_takes_part_in_the_arrows_of_a_dag(tmp_path: Path) -> None:
         tasks = {t.task_id: t for t in arrows().tasks}
         ends = [tasks["sweep.trials"], tasks["after"]]
         print(json.dumps([sorted(task.upstream_task_ids) for task in ends]))
+        by_name = DAG("by_name")
+        SaturnSweepOperator(task_id="sweep", jobs=[job()], cluster=ONE, dag=by_name)
+        print(by_name.task_dict["sweep.report"].dag.dag_id)
         """,
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [["before"], ["sweep.report"]]
+    *_, arrows, by_name = done.stdout.splitlines()
+    assert json.loads(arrows) == [["before"], ["sweep.report"]]
+    assert by_name == "by_name"
 
 
 def test_jobs_may_come_from_an_upstream_task(tmp_path: Path) -> None:
@@ -166,7 +171,10 @@ def test_jobs_may_come_from_an_upstream_task(tmp_path: Path) -> None:
 
 MISTAKES = [
     ("jobs=[]", "sweep 'sweep': the sweep has no jobs"),
-    ("jobs=job()", "give a list of jobs"),
+    ("jobs=job()", "jobs is the job 'a' alone; give a list: jobs=[Job(...)]"),
+    ("jobs='a'", "give a list of jobs"),
+    ("jobs=[1]", "jobs holds 1 of type int; give Job objects, or grid(...)"),
+    ("jobs=[job(load_dataloader='sized:rows')]", "load_dataloader: module 'sized' has no 'rows'"),
     ("jobs=[job(), job()]", "two jobs are named 'a'"),
     ("jobs=[job(load_model='shop.modles:gpt2')]", "job 'a': load_model: there is no module 'shop.modles'"),
     ("jobs=[job(load_model='shop.models:gpt3')]", "job 'a': load_model: module 'shop.models' has no 'gpt3'"),
@@ -302,7 +310,8 @@ class Model:
     def __init__(self, width, depth=2): ...
 class Stepping:
     def configure_optimizers(self): ...
-def data(batch_size): ...
+def data(batch_size):
+    rows = batch_size
 """
 
 

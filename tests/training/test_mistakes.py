@@ -71,6 +71,16 @@ MISTAKES: dict[str, tuple[TrainRequest, str, str]] = {
         "JobError",
         "the model returned no loss (but a Tensor); give the job a loss_function",
     ),
+    "a loss of other arguments": (
+        request(job(loss_function="loop_jobs:loss_of_three")),
+        "JobError",
+        "loss_function 'loop_jobs:loss_of_three' is called with the model's outputs and the targets: missing",
+    ),
+    "a class of losses": (
+        request(job(loss_function="torch.nn:CrossEntropyLoss")),
+        "JobError",
+        "loss_function 'torch.nn:CrossEntropyLoss' is a class; name a function such as",
+    ),
     "no scalar": (
         request(job(loss_function="loop_jobs:loss_per_sample")),
         "JobError",

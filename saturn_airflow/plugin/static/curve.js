@@ -20,11 +20,12 @@ function chosen(curves, metric) {
   return [behind, main].filter((name) => curves?.[name]?.length > 1).map((name) => ({ name, points: curves[name] }));
 }
 
-// The least and the greatest value; a high beginning of a loss must not flatten all that follows.
+// The least and the greatest value; a high beginning of a loss must not flatten all that follows. Of few points each
+// counts: a part of such a curve is no beginning alone.
 function range(series, isCut) {
   const first = Math.min(...series.flatMap(({ points }) => points[0][0]));
   const last = Math.max(...series.flatMap(({ points }) => points.at(-1)[0]));
-  const after = first + (last - first) * 0.08;
+  const after = series.some(({ points }) => points.length > 12) ? first + (last - first) * 0.08 : first;
   const values = (since) => series.flatMap(({ points }) => points.filter(([step]) => step >= since).map(([, value]) => value));
   const [low, high] = [Math.min(...values(first)), Math.max(...values(isCut ? after : first))];
   return { first, last, low, high: high > low ? high : low + (Math.abs(low) || 1) * 0.01 };

@@ -65,7 +65,7 @@ function notice() {
   if (page.state === "cancelled") told.unshift(`Cancelled: ${inWords(counts)}.`);
   if (page.state === "failed") {
     const failed = page.jobs.filter((job) => toneOf(job.status) === "bad").map((job) => job.name);
-    if (failed.length) told.unshift(`${failed.length} of ${page.jobs.length} jobs came to nothing: ${failed.slice(0, 4).join(", ")}${failed.length > 4 ? " …" : ""}.`);
+    if (failed.length) told.unshift(`${failed.length} of ${page.jobs.length} jobs came to nothing: ${failed.slice(0, 4).join(", ")}${failed.length > 4 ? " …" : "."}`);
   }
   if (page.rounds.length || page.missing_pools.length) return told.join(" ");
   return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";

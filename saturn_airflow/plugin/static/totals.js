@@ -63,9 +63,10 @@ function promiseCard({ confidence, at, why, odds }, origin, card) {
   else if (why) card("Done by", "not promised yet", why);
 }
 
-function timeCards({ totals, rounds, jobs, live, state, rounds_most: most, origin }, card) {
+function timeCards({ totals, rounds, jobs, live, state, stages, rounds_most: most, origin }, card) {
   const compare = totals.is_comparable;
   const goesOn = live && totals.expected !== null;
+  const isBetween = live && !goesOn && stages.some((stage) => ["plan", "train"].includes(stage.name) && stage.state === "running");
   const last = rounds.at(-1);
   const isLate = goesOn && totals.expected - totals.elapsed < 1;
   const end = last.rung === null ? "expected to end at" : `round ${last.number} ends at about`;
@@ -74,8 +75,8 @@ function timeCards({ totals, rounds, jobs, live, state, rounds_most: most, origi
   const against = compare && whole && totals.elapsed !== null ? `${signed(totals.elapsed / totals.makespan - 1)} against the plan` : null;
   if (state === "cancelled") card("Stopped after", duration(totals.elapsed), compare || rounds.length === 1 ? `of ${duration(totals.makespan)} that were planned` : null);
   else if (goesOn) card("So far", duration(totals.elapsed), isLate ? "later than expected" : `${end} ${duration(totals.expected)}, ${clock(origin + totals.expected, origin)}`, last.rung !== null && rounds.length < most && "further rounds follow");
-  else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), live ? "the next round is being planned" : against, totals.elapsed !== null && `${clock(origin, origin)} – ${live ? "now" : clock(origin + totals.elapsed, origin)}`);
-  if (live && last.rung === null) promiseCard(totals.promise, origin, card);
+  else card(live ? "So far" : "Actual makespan", duration(totals.elapsed), isBetween ? "the next round is being planned" : live ? "all jobs have ended" : against, totals.elapsed !== null && `${clock(origin, origin)} – ${isBetween ? "now" : clock(origin + totals.elapsed, origin)}`);
+  if ((goesOn || isBetween) && last.rung === null) promiseCard(totals.promise, origin, card);
   const saved = totals.current_practice && compare ? `${duration(totals.current_practice)} one after another on whole nodes` : null;
   const gap = totals.gap === null ? null : `gap ${percent(totals.gap, 1)}, bound ${duration(totals.lower_bound)}`;
   if (!rounds.some((round) => round.rung !== null)) {

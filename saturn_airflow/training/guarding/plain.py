@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from saturn_airflow.launch.users_code import of_the_job
-from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
@@ -25,7 +24,7 @@ from saturn_airflow.training import precision
 from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
-from saturn_airflow.training.losses.objective import Objective, as_scalar
+from saturn_airflow.training.losses.objective import Objective, as_scalar, call_loss, loss_function_of
 from saturn_airflow.training.losses.rules import SAMPLES, Rule
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.optim.update_formats import noting_update_formats
@@ -74,7 +73,7 @@ class PlainLoop:
         self._device = device
         self._alone = Parallel(model, Ranks(rank=0, size=1, device=device), optimizer_kernels="many at once")
         self._objective = Objective(job, model, device, rule)
-        self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
+        self._loss_function = loss_function_of(job)
         self._last: Singles = {}
         self._frozen = optimizers.frozen(model)
         self._names = {p: name for name, p in model.named_parameters()}
@@ -95,9 +94,10 @@ class PlainLoop:
             outputs = self._objective.call(self.model, batch)
             if self._loss_function is None:
                 loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+                loss = as_scalar(loss)
             else:
-                loss = self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
-            loss = as_scalar(loss)
+                name = f"loss_function {self._job.loss_function!r}"
+                loss = call_loss(self._loss_function, name, outputs, batch)
             mean, counted = loss, None
             if isinstance(loss, list | tuple) and len(loss) == 2:
                 mean, counted = loss[0] / loss[1], float(loss[1])

@@ -36,7 +36,7 @@ class Objective:
     """
 
     def __init__(self, job: Job, model: nn.Module, device: torch.device, rule: Rule = SAMPLES) -> None:
-        self._loss_function = references.load(str(job.loss_function)) if job.loss_function else None
+        self._loss_function = loss_function_of(job)
         self._name = f"loss_function {job.loss_function!r}" if job.loss_function else "the model"
         self._model_class = type(model)
         #: Names of the loss function's own parameters, which no optimizer has.
@@ -186,10 +186,8 @@ class Objective:
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:
             return as_scalar(_own_loss(outputs))
-        with of_the_job(self._name), job_log.in_loss(), without_group():
-            return as_scalar(
-                self._loss_function(outputs, batch[1] if isinstance(batch, list | tuple) else batch)
-            )
+        with job_log.in_loss(), without_group():
+            return call_loss(self._loss_function, self._name, outputs, batch)
 
     def _nothing(self, outputs: Any, loss: Any) -> tuple[torch.Tensor, torch.Tensor]:
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -268,6 +266,52 @@ class Objective:
                 "as a second loss or a sum of learned weights does, and would get no gradient; return one "
                 "scalar, the whole loss"
             )
+
+
+def loss_function_of(job: Job) -> Callable[[Any, Any], Any] | None:
+    """A job's loss function; None where the model computes its loss.
+
+    :raises JobError: where it is a class of losses: called with outputs and targets it makes no loss.
+    """
+    if not job.loss_function:
+        return None
+    found: Callable[[Any, Any], Any] = references.load(str(job.loss_function))
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        raise JobError(
+            f"loss_function {job.loss_function!r} is a class; name a function such as "
+            "'torch.nn.functional:mse_loss', or make an object of the class at the top level of a module, "
+            f"loss = {found.__name__}(), and name that"
+        )
+    return found
+
+
+def call_loss(function: Callable[[Any, Any], Any], name: str, outputs: Any, batch: Any) -> Any:
+    """The loss of ``batch``, as :func:`as_scalar` has it.
+
+    :param function: called with ``outputs`` and the second part of a pair, or the whole of another batch.
+    :param name: how messages name it.
+    :raises JobError: from whatever it raises.
+    """
+    is_pair = isinstance(batch, list | tuple)
+    with of_the_job(name):
+        try:
+            return as_scalar(function(outputs, batch[1] if is_pair else batch))
+        except TypeError as error:
+            if why := _why_not_called(function):
+                gets = "targets" if is_pair else "batch"
+                raise JobError(f"{name} is called with the model's outputs and the {gets}: {why}") from error
+            raise
+
+
+def _why_not_called(function: Callable[[Any, Any], Any]) -> str | None:
+    """Why ``function`` takes no two arguments; None where it does, or its source does not tell."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return None
 
 
 def as_scalar(loss: Any) -> Any:
