@@ -22,7 +22,8 @@ from saturn_airflow.profiling.waves import WAVES
 
 #: The pool of tasks that name none.
 DEFAULT_POOL = "default_pool"
-
+#: The weight of tasks that name none; of those of a sweep of priority 1, and the highest that Airflow keeps.
+USUAL_WEIGHT, _WEIGHT_OF_ONE, _MOST_WEIGHT = 1, 1000, 2**31 - 1
 
 #: What ``default_args`` of a DAG can't change of a sweep's tasks behind the first: they hand lists and
 #: outcomes on, and what one of them trains has nothing to do with what it trained in the run before.
@@ -168,4 +169,14 @@ def _mapped(
     # Who names a pool has chosen it.
     if pool is not None and partial.kwargs.get("pool") in (None, DEFAULT_POOL):
         partial.kwargs["pool"] = pool
+    # Who waits for a slot of the pool has not asked for devices yet: a higher priority goes first there, too.
+    priority = arguments["settings"].priority
+    if priority and partial.kwargs.get("priority_weight") in (None, USUAL_WEIGHT):
+        partial.kwargs |= {"priority_weight": _weight(priority), "weight_rule": "absolute"}
     return partial.expand(**{mapped: own_item_of(source)})
+
+
+def _weight(priority: float) -> int:
+    """That of tasks of a sweep of this priority: beside it, what Airflow adds up of tasks downstream of
+    others counts little."""
+    return round(max(-_MOST_WEIGHT, min(_MOST_WEIGHT, priority * _WEIGHT_OF_ONE)))

@@ -56,6 +56,18 @@ def test_a_stages_arguments_reach_all_its_tasks_and_no_others(stage: str, rounds
         assert not [name for name in having if is_of(name, other)]
 
 
+@pytest.mark.parametrize(("priority", "weight"), [(0.0, 1), (10.0, 10_000), (-0.5, -500), (1e9, 2**31 - 1)])
+def test_a_higher_priority_goes_first_where_tasks_wait_for_a_pool(priority: float, weight: int) -> None:
+    """They have not asked for devices yet, and Airflow would start those of the older run."""
+    tasks = tasks_of(priority=priority)
+    found = [task for name, task in tasks.items() if is_of(name, "train_args") or is_of(name, "profile_args")]
+    assert found
+    assert {task.priority_weight for task in found} == {weight}
+    assert {str(task.weight_rule) == "absolute" for task in found} == {priority != 0}
+    own = tasks_of(priority=priority, train_args={"priority_weight": 7})
+    assert own["sweep.train.gpu-a"].priority_weight == 7
+
+
 def test_a_sweep_in_a_mapped_group_says_what_to_do() -> None:
     @task_group
     def regions(region: str) -> None:
