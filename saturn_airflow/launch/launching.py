@@ -46,6 +46,8 @@ _GRACE_SECONDS = 1.0
 _GRACE_SECONDS_FOR_THE_CULPRIT = 5.0
 
 
+# Who looks ten times a second and has not for so long was held up.
+_ASLEEP_SECONDS = 10.0
 # Steps that follow each other faster are sent together: to wake the launcher takes as long as many a step.
 _TOGETHER_SECONDS = 0.1
 
@@ -148,7 +150,7 @@ def launch(
     before = deaths.kernel_kills()
     group = _Group(entry, arguments, keep_open)
     try:
-        asked_to_stop = False
+        asked_to_stop, looked_at = False, time.monotonic()
         while not group.ended():
             for member, message in group.messages(timeout=0.1):
                 if message[0] == "events":
@@ -169,6 +171,9 @@ def launch(
             if stop and not asked_to_stop:
                 asked_to_stop = True
                 group.tell(("stop",))
+            slept, looked_at = time.monotonic() - looked_at > _ASLEEP_SECONDS, time.monotonic()
+            if slept:  # whatever held this process up, as where a container is frozen, held them up, too
+                group.touch()
             if hang_seconds is not None and (failure := group.hung(hang_seconds)):
                 raise RanksFailedError(failure)
         if failure := group.first_failure(deaths.kernel_kills() > before):
@@ -285,7 +290,9 @@ class _Member:
         text, is_whole = "", False
         while not is_whole and time.monotonic() < deadline:
             time.sleep(0.05)
-            before, text = text, Path(self.stack_path).read_text()
+            before = text
+            with contextlib.suppress(OSError):  # somebody has cleaned it away
+                text = Path(self.stack_path).read_text()
             is_whole = bool(text) and text == before
         # The main thread's stack comes last.
         return text[max(text.rfind("Thread 0x"), text.rfind("Current thread 0x"), 0) :].strip()
