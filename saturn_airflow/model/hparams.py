@@ -39,7 +39,7 @@ _OF_OPTIMIZERS = (
 )
 
 
-@checked("hparams", max_steps="batches", gradient_accumulation_steps="accumulate")
+@checked("hparams", max_steps="batches")
 @dataclass(frozen=True, kw_only=True)
 class HParams:
     """How a job is trained. The global batch and the maths never depend on the strategy.
@@ -60,7 +60,8 @@ class HParams:
         ``num_training_steps`` and they are left out, it is given those of the whole job.
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``), of all that
         has a gradient in a step: what is in no parameter group counts too.
-    :param accumulate: micro-batches of a global batch, in turn; also ``gradient_accumulation_steps``.
+    :param accumulate: into how many micro-batches each global batch is cut, which are computed in turn; at
+        most ``batch_size``. Where other libraries count the samples of a micro-batch, multiply that by it.
     :param precision: ``"float32"``; ``"tf32"`` for float32 whose products GPUs round to TensorFloat-32;
         ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.
@@ -98,6 +99,12 @@ class HParams:
                 raise InvalidSweepError(
                     f"hparams: {name} is {value!r}; it must be a whole number of at least 1"
                 )
+        if self.batch_size is not None and self.accumulate > self.batch_size:
+            raise InvalidSweepError(
+                f"hparams: accumulate is {self.accumulate}, into so many parts each batch is cut; batch_size "
+                f"is {self.batch_size}; that is what a step takes in all: for parts of that size give "
+                f"{self.batch_size * self.accumulate}"
+            )
         if not is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise InvalidSweepError(
                 f"hparams: seed is {self.seed!r}; it must be a whole number of at least 0, and below 2**63"

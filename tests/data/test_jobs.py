@@ -144,9 +144,17 @@ def test_a_grid_that_cannot_be(name: Any, values: Any, message: Any) -> None:
     assert message in str(caught.value)
 
 
+def test_parts_of_batches_are_not_taken_for_batches() -> None:
+    """Elsewhere a step takes ``gradient_accumulation_steps`` batches; here one, in ``accumulate`` parts."""
+    with pytest.raises(InvalidSweepError, match="batch_size is what a step takes in all"):
+        HParams(batch_size=4, gradient_accumulation_steps=2)
+    with pytest.raises(InvalidSweepError, match="for parts of that size give 32"):
+        HParams(batch_size=4, accumulate=8)
+
+
 def test_other_names_and_numbers_of_numpy_mean_the_same() -> None:
-    named = HParams(max_steps=np.int64(3), gradient_accumulation_steps=2, lr=np.float64(0.5))
-    assert named == HParams(batches=3, accumulate=2, lr=0.5)
+    named = HParams(max_steps=np.int64(3), lr=np.float64(0.5))
+    assert named == HParams(batches=3, lr=0.5)
     assert type(named.batches) is int
     assert Rounds(max_rounds=3) == Rounds(most=3)
     assert DoesNotFit is request.DoesNotFit
@@ -182,7 +190,7 @@ def test_grid_over_batches_drops_the_default_epoch() -> None:
     [
         ([], "the sweep has no jobs"),
         ([job(), job()], "two jobs are named 'gpt2'"),
-        (["gpt2"], "jobs holds a str"),
+        (["gpt2"], "jobs holds 'gpt2' of type str"),
     ],
 )
 def test_a_sweep_that_cannot_be(jobs: Any, message: Any) -> None:
