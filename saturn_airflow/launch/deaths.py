@@ -25,7 +25,7 @@ def described(rank: int, code: int | None, kernel_killed: bool) -> Failure:
         reason = (
             f"{what} was killed by the kernel because the memory of its machine, or of its container, ran out"
         )
-        return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=rank)
+        return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=rank, signal=name)
     hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
     return Failure(status=Status.LOST, reason=f"{what} was killed by {name}{hint}", rank=rank, signal=name)
 

@@ -38,6 +38,7 @@ class Watch:
         self._limit = sizes.bytes_of(allowed, SETTING, self._total)
         self._share = share * self._total
         self._next = 0.0
+        self._used: float | None = None
         #: Whether it ended for others, who use the machine's memory, too.
         self.crowded = False
 
@@ -53,6 +54,7 @@ class Watch:
         near = min(self._limit, self._share if left < _RESERVE * self._total else self._limit)
         if used > near:
             used = sum(map(_proportional, pids))
+        self._used = used
         hurry = used > self._limit / 2 or left < self._total / 4
         took = time.monotonic() - now
         self._next = now + max(0.2 if hurry else 0.5, took / (_ALERT if hurry else _CALM))
@@ -62,6 +64,17 @@ class Watch:
             self.crowded = True
             return self._too_crowded(used, left)
         return None
+
+    @property
+    def modest(self) -> str:
+        """That the run used no more than its part of the memory, in words, when it was looked at last; empty
+        where it used more, or nobody looked."""
+        if self._used is None or self._used > self._share:
+            return ""
+        return (
+            f"the job's processes used {sizes.shown(self._used)} of host memory when they were looked at, "
+            f"no more than their devices' part of {sizes.shown(self._share)}: others may have filled it"
+        )
 
     def _too_much(self, used: float) -> str:
         is_part = sizes.parse(self._allowed, SETTING)[1]

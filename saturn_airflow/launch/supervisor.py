@@ -105,6 +105,7 @@ class Supervisor:
         self._turn: TurnsOfRun | None = None
         self._turn_began = 0.0
         self._had_seconds = 0.0
+        self._crowded = False
 
     def run(self) -> None:
         """Do what the spec says and write the end of it."""
@@ -138,7 +139,8 @@ class Supervisor:
             end = {"event": "end", "status": status, "reason": reason, "traceback": "", "result": result}
             self.emit({**end, **forked.cpu_seconds()})
         else:
-            self.emit({"event": "end", **failure.to_dict(), "result": {}})
+            by_others = {"occupied": True} if self._crowded and failure.status == Status.OUT_OF_MEMORY else {}
+            self.emit({"event": "end", **failure.to_dict(), "result": {}, **by_others})
 
     def emit(self, event: dict[str, Any]) -> None:
         """Append one line to the run's events; where the disk is full, they wait for room."""
@@ -151,6 +153,12 @@ class Supervisor:
         while self._unwritten and event["event"] == "end" and time.monotonic() < give_up_at:
             time.sleep(0.1)
             self._write_events()
+
+    def _tell_of_others(self, message: str) -> None:
+        """Warn that others use the memory of this run's devices or machine; not where that is empty."""
+        if message:
+            self._crowded = True
+            self.emit({"event": "warning", "message": message, "occupied": True})
 
     def _write_events(self) -> None:
         with contextlib.suppress(OSError):
@@ -186,7 +194,7 @@ class Supervisor:
                 self._begin_turn(turn, lease)
                 mine = [found[number] for number in turn.device_ids]
                 if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
-                    self.emit({"event": "warning", "message": occupied, "occupied": True})
+                    self._tell_of_others(occupied)
                 if launching.scratch is None:
                     launching.scratch = held.enter_context(scratch.folder())
                     if why := scratch.why_not_compiled_there(Path(launching.scratch)):
@@ -267,6 +275,8 @@ class Supervisor:
                 result = self._call_technique(spec, device_ids, keep_open, deadline, tell)
                 return {**(reported.result() if spec.mode == "train" else {}), **result}
             except RanksFailedError as error:
+                if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
+                    self._tell_of_others(self._memory.modest)
                 trains = self._spec.mode == "train"
                 if not trains or self._poll() or not restarts.allow(error.failure):
                     raise RanksFailedError(restarts.explain(error.failure)) from None
@@ -371,7 +381,7 @@ class Supervisor:
             self._stop_within(self._spec.stop_seconds)
         if self._memory is not None and (too_much := self._memory.look()):
             if self._memory.crowded:
-                self.emit({"event": "warning", "message": too_much, "occupied": True})
+                self._tell_of_others(too_much)
             raise RanksFailedError(Failure(status=Status.OUT_OF_MEMORY, reason=too_much))
         if self._stop_by is not None and now > self._stop_by:
             raise StoppedError("did not stop in time when asked to, and was ended; its last checkpoint stays")

@@ -23,7 +23,7 @@ TRIES_OF_A_TRAINING = 1000
 _UNTOLD_SECONDS = 1.0
 #: Seconds before the first further try, and the most, by how training ended; each further end of the same
 #: kind doubles them. Data that can't be reached for a moment is the commonest failure of a job's own code.
-_FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0}
+_FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0, Status.OUT_OF_MEMORY: 60.0}
 _FIRST_SECONDS_OF_FAILURES, _MOST_SECONDS = 5.0, 300.0
 #: Seconds between the tries of a training that a full disk keeps from beginning: the tries last for a night.
 _DISK_SECONDS = 60.0

@@ -306,7 +306,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
         failures = past_runs.failures(folder, self._asker(context).goes_on_with, node=self.entry.node)
         tries_left = ti.try_number <= (ti.max_tries or 0) and failures <= self.settings.retries
-        return end["status"] in WORTH_A_RETRY and tries_left
+        # What others have filled may be free by then.
+        return (end["status"] in WORTH_A_RETRY or bool(end.get("occupied"))) and tries_left
 
     def _asker(self, context: Context) -> Asker:
         return beginning.asker_of(self.entry, context["ti"], self.retries or 0)

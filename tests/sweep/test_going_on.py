@@ -78,3 +78,10 @@ def test_a_task_that_must_go_while_an_earlier_run_stops_is_tried_again(
     monkeypatch.setattr(TrainOperator, "is_wanted", lambda *_: True)
     with pytest.raises(TryAgainError):
         operator.submit_job(context)
+
+
+@pytest.mark.parametrize("occupied", [True, False])
+def test_memory_that_others_filled_is_worth_one_of_its_tries(context: Any, occupied: bool) -> None:
+    operator = operator_of(TrainOperator)
+    end = {"status": "out_of_memory", "reason": "", **({"occupied": True} if occupied else {})}
+    assert operator._is_worth_a_retry(context, end) is occupied
