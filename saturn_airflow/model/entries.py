@@ -59,7 +59,8 @@ class PlanEntry:
     :param alone: seconds that the sweep takes at the least with its cluster to itself.
     :param elsewhere: device-seconds that the sweep's jobs on other nodes need at the least.
     :param deadline: when the sweep is to be done, in seconds since the epoch.
-    :param ahead: seconds by which the clock of who planned was ahead of that of the shared folder's disk.
+    :param ahead: seconds by which the clock of who planned was ahead of that of the shared folder's disk;
+        None where nobody knows.
     :param round: from 1; None in a sweep without rounds.
     :param standing: when the plans of earlier rounds were made that still stand.
     :param ends_at: when the round ends, in seconds since the epoch; None for when all is done.
@@ -95,7 +96,7 @@ class PlanEntry:
     alone: float = 0.0
     elsewhere: float = 0.0
     deadline: float | None = None
-    ahead: float = 0.0
+    ahead: float | None = None
     round: int | None = None
     standing: tuple[float, ...] = ()
     ends_at: float | None = None

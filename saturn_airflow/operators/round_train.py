@@ -16,7 +16,7 @@ from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.deadline_watch import DeadlineWatch
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
-from saturn_airflow.operators.shared_clock import ahead_of
+from saturn_airflow.operators.shared_clock import ahead_of_plan
 from saturn_airflow.operators.train_task import TrainOperator
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RoundTrainOperator(TrainOperator):
         if self.entry.pruned:
             self._prune(context)
         sweep = SweepContext.of(context, self.settings.group)
-        self.ahead = ahead_of(sweep.folder) - self.entry.ahead
+        self.ahead = ahead_of_plan(sweep.folder, self.entry.ahead)
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_round_over() and not self.entry.goes_on:
             self._wait_for_next(context)

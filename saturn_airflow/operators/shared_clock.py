@@ -11,9 +11,9 @@ from pathlib import Path
 _SAME_SECONDS = 1.0
 
 
-def ahead_of(folder: Path) -> float:
+def ahead_of(folder: Path) -> float | None:
     """Seconds by which this machine's clock is ahead of that by which the disk of ``folder`` tells the time
-    of files; 0 where they differ by less than a second, and where nothing can be written there."""
+    of files; 0 where they differ by less than a second, None where nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -22,6 +22,15 @@ def ahead_of(folder: Path) -> float:
             marked = os.fstat(file.fileno()).st_mtime
             after = time.time()
     except OSError:
-        return 0.0
+        return None
     ahead = min(max(marked, before), after) - marked
     return ahead if abs(ahead) > _SAME_SECONDS else 0.0
+
+
+def ahead_of_plan(folder: Path, planned_ahead: float | None) -> float:
+    """Seconds by which this machine's clock is ahead of that of who planned; 0 where nobody knows.
+
+    :param planned_ahead: what :func:`ahead_of` said there; None also where an earlier version planned.
+    """
+    own = None if planned_ahead is None else ahead_of(folder)
+    return 0.0 if own is None or planned_ahead is None else own - planned_ahead

@@ -20,7 +20,7 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import making_claims
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_train import RoundTrainOperator
-from saturn_airflow.operators.shared_clock import ahead_of
+from saturn_airflow.operators.shared_clock import ahead_of, ahead_of_plan
 from saturn_airflow.operators.train_task import TrainOperator
 
 NODE = Node("n", 1, kind="cpu")
@@ -40,6 +40,7 @@ def ahead(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def operator_of(**fields: Any) -> RoundTrainOperator:
     usual: dict[str, Any] = {"technique": "single", "devices": 1, "node": "n", "device_ids": (0,)}
     place: dict[str, Any] = {"start": 0.0, "end": 100.0, "kind": "cpu", "attempt": NOW(), "position": 0}
+    fields = {"ahead": 0.0, **fields}
     entry = PlanEntry(
         job=JOB, fingerprint="f", round=1, planned_makespan=100.0, batches=20, **usual, **place, **fields
     )
@@ -86,7 +87,7 @@ def test_what_others_and_reports_are_told_is_by_one_clock(ahead: float, tmp_path
     """All who wait at a node go by its clock; the report goes by that of the plan."""
     sweep = SweepContext.of(context(), "s")
     operator = operator_of(arrived=NOW() - 10, alone=5.0, deadline=NOW() + 50)
-    operator.ahead = ahead_of(sweep.folder)
+    operator.ahead = ahead_of_plan(sweep.folder, 0.0)
     assert operator.ahead == pytest.approx(ahead, abs=1.0)
     claim = making_claims.claim(operator.entry, operator.settings, sweep, anew=True, ahead=operator.ahead)
     assert claim is not None
@@ -109,4 +110,12 @@ def test_what_others_and_reports_are_told_is_by_one_clock(ahead: float, tmp_path
 def test_clocks_that_agree_are_not_corrected(tmp_path: Path) -> None:
     assert ahead_of(tmp_path / "made") == 0.0
     (tmp_path / "file").touch()
-    assert ahead_of(tmp_path / "file") == 0.0, "nothing can be written there"
+    assert ahead_of(tmp_path / "file") is None, "nothing can be written there"
+
+
+def test_what_nobody_knows_is_not_corrected(ahead: float, tmp_path: Path) -> None:
+    """A disk whose clock is an hour off says nothing of who planned and did not ask it."""
+    assert ahead_of_plan(tmp_path, None) == 0.0, "an earlier version planned"
+    assert ahead_of_plan(tmp_path, ahead) == pytest.approx(0.0, abs=1.0), "both are as far from it"
+    (tmp_path / "file").touch()
+    assert ahead_of_plan(tmp_path / "file", ahead) == 0.0
