@@ -73,7 +73,8 @@ def run_url(uri: str, experiment_id: str, run_id: str) -> str | None:
         return None
     host = parts.netloc.rpartition("@")[2]
     base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
-    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}"
+    # Without the rest, MLflow's UI shows the run among traces of language models.
+    return f"{base}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
 
 
 @lru_cache(maxsize=8)
@@ -96,8 +97,7 @@ def client(uri: str) -> MlflowClient:
             return MlflowClient(tracking_uri=uri)
 
 
-#: Tags of an experiment: they let MLflow's UI open the experiment on its runs and charts, not on traces of
-#: language models.
+#: Tags of an experiment: its kind, as MLflow's list of experiments shows it.
 _TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 
 

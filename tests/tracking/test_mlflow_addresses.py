@@ -29,11 +29,11 @@ def test_an_address_where_nobody_answers_is_no_error(address: str, tmp_path: Pat
 def test_links_lead_where_people_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         server.run_url("http://ann:secret@mlflow:5000", "1", "r")
-        == "http://mlflow:5000/#/experiments/1/runs/r"
+        == "http://mlflow:5000/#/experiments/1/runs/r?workflowType=machine_learning"
     )
     assert server.run_url("sqlite:////state/mlflow.db", "1", "r") is None
     monkeypatch.setenv(server.SHOWN_VARIABLE, "https://mlflow.example.com/")
-    shown = "https://mlflow.example.com/#/experiments/1/runs/r"
+    shown = "https://mlflow.example.com/#/experiments/1/runs/r?workflowType=machine_learning"
     assert server.run_url("http://mlflow:5000", "1", "r") == shown
 
 
@@ -44,7 +44,7 @@ def test_the_url_is_the_page_of_the_run(shared_server: Any, tmp_path: Path) -> N
     )
     assert sweep.url is not None
     assert sweep.url.startswith(shared_server.uri + "/#/experiments/")
-    assert sweep.url.endswith(f"/runs/{sweep.id}")
+    assert sweep.url.endswith(f"/runs/{sweep.id}?workflowType=machine_learning")
     with urllib.request.urlopen(sweep.url, timeout=30) as page:
         assert page.status == 200
     written = [file.read_text() for file in (tmp_path / "sweep").rglob("*") if file.is_file()]
