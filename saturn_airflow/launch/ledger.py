@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: For how long devices are taken to be busy on which a job runs under a strategy that its plan did not know.
 _UNKNOWN_SECONDS = 60.0
-#: For how long jobs' folders that do not answer are waited for, all together; then each of them.
+#: For how long jobs' folders that do not answer are waited for, all together; then each of them hardly.
 _PATIENCE_SECONDS, _LEAST_PATIENCE = 5.0, 0.05
 
 

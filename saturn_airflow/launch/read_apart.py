@@ -8,13 +8,17 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from saturn_airflow.launch import forked
 
 _T = TypeVar("_T")
+_LEAST_SECONDS = 0.05
 #: What is being read by a thread, by its name.
 _reading: dict[str, threading.Thread] = {}
 
@@ -45,6 +49,21 @@ def within(seconds: float, name: str, read: Callable[[], _T]) -> _T:
                 raise errors[0]
             return found[0]
     raise TimeoutError(f"{name} does not answer")
+
+
+def those(paths: Iterable[Path], ask: Callable[[Path], bool], seconds: float) -> Iterator[Path]:
+    """Those of ``paths`` of which ``ask`` says True, one after another; what does not answer is left out.
+
+    :param seconds: for how long what does not answer is waited for, all together; then each of them hardly.
+    """
+    for path in paths:
+        began, says = time.monotonic(), False
+        try:
+            says = within(max(_LEAST_SECONDS, seconds), f"{ask.__qualname__} {path}", partial(ask, path))
+        except TimeoutError:
+            seconds -= time.monotonic() - began
+        if says:
+            yield path
 
 
 class ReaderApart:

@@ -13,6 +13,8 @@ from saturn_airflow.operators.context import SweepContext, home
 
 #: For how long one sweep sends what others have left, all in all and of each.
 _SENDING_SECONDS, _SECONDS_OF_EACH = 10.0, 1.0
+#: For how long others' folders that do not answer hold up a sweep, all in all.
+PATIENCE_SECONDS = 5.0
 
 
 def stop_leftovers(
@@ -53,9 +55,11 @@ def send_unsent(uri: str) -> list[Path]:
     :returns: the folders of sweeps with something that was to be sent.
     """
     from saturn_airflow import tracking
+    from saturn_airflow.launch import read_apart
 
     deadline = time.monotonic() + _SENDING_SECONDS
-    unsent = [folder for folder in sorted((home() / "sweeps").glob("*/*/*")) if tracking.has_unsent(folder)]
+    folders = sorted((home() / "sweeps").glob("*/*/*"))
+    unsent = list(read_apart.those(folders, tracking.has_unsent, PATIENCE_SECONDS))
     for folder in unsent:
         # Those of a sweep that goes on are being sent by its own tasks; others wait behind it.
         if time.monotonic() < deadline:

@@ -11,6 +11,8 @@ from pathlib import Path
 from airflow.sdk import conf
 
 from saturn_airflow.operators.context import home
+from saturn_airflow.operators.leftovers import PATIENCE_SECONDS
+from saturn_airflow.operators.shared_clock import ahead_of
 
 _DAY = 86400.0
 
@@ -26,18 +28,25 @@ def prune(
     :param days: other than configured; 0 keeps all.
     :returns: what was removed.
     """
+    from saturn_airflow.launch import read_apart
+
     days = conf.getfloat("saturn", "keep_sweeps_days", fallback=30.0) if days is None else days
     if days <= 0:
         return []
+    # The times of files are the disk's.
+    before = time.time() - (ahead_of(home()) or 0.0) - days * _DAY
+
+    def may_go(sweep: Path) -> bool:
+        return sweep != keep and sweep.is_dir() and _may_go(sweep, before)
+
     removed = []
-    for sweep in sorted((home() / "sweeps").glob("*/*/*")):
-        if sweep != keep and sweep.is_dir() and _may_go(sweep, time.time() - days * _DAY):
-            log(f"Removing {sweep}: nothing was written there for {days:g} days ([saturn] keep_sweeps_days)")
-            # Another sweep may be at it, too.
-            shutil.rmtree(sweep, ignore_errors=True)
-            removed.append(sweep)
-            with contextlib.suppress(OSError):  # the DAG run has others
-                sweep.parent.rmdir()
+    for sweep in read_apart.those(sorted((home() / "sweeps").glob("*/*/*")), may_go, PATIENCE_SECONDS):
+        log(f"Removing {sweep}: nothing was written there for {days:g} days ([saturn] keep_sweeps_days)")
+        # Another sweep may be at it, too.
+        shutil.rmtree(sweep, ignore_errors=True)
+        removed.append(sweep)
+        with contextlib.suppress(OSError):  # the DAG run has others
+            sweep.parent.rmdir()
     return removed
 
 

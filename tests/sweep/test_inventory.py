@@ -152,6 +152,16 @@ def test_old_sweeps_are_removed_and_live_ones_kept(home: Path, monkeypatch: pyte
     assert all(sweep.exists() for sweep in (asking, recent, unsent, alive))
 
 
+def test_a_clock_that_is_ahead_removes_no_sweep(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of files are those of the shared disk."""
+    old, recent = old_sweep(home, "old"), old_sweep(home, "recent")
+    age(recent, 1.0)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 35 * 86400)
+    assert prune() == [old]
+    assert recent.exists()
+
+
 def pools_of(queue: str = "saturn.", **settings: Any) -> dict[str, str]:
     """The pool of each task in queues that begin so; by default those of nodes."""
     nodes = Cluster(Node("gpu-a", 8), Node("gpu-b", 8))
