@@ -53,6 +53,8 @@ OUTCOME_KEY = "outcome"
 #: How long training may take to end its step and write a checkpoint when it is told to stop; its task may be
 #: gone before, for Airflow leaves that five seconds.
 STOP_SECONDS = 30.0
+#: So often, and `retries`, the folder of a run may be taken away before its job has failed.
+_MOST_TAKEN_AWAY = 3
 
 
 class TrainOperator(ResumableJobMixin, FollowingOperator):
@@ -197,7 +199,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if end is None:
             self._leave(context, run)
         if not run.exists():
-            raise TryAgainError(f"{self.entry.name}: {end['reason']}; it goes on from what is left")
+            self._was_taken_away(context, end["reason"])
         self._outcome = self._conclude(context, run, end)
         if self._outcome.status == Status.FINISHED:
             return
@@ -207,6 +209,17 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         if end["status"] != Status.STOPPED:
             run.give_up()
         raise AirflowFailException(message)
+
+    def _was_taken_away(self, context: Context, reason: str) -> NoReturn:
+        """Try again where the run's folder is gone, and with it what tells how often that was; Airflow keeps
+        the number, for a job's own code may do it each time."""
+        store, key = context.get("task_state_store"), f"saturn_taken_{self._asker(context).cleared_after}"
+        times = 1 + int((store.get(key) if store is not None else None) or 0)
+        if store is not None:
+            store.set(key, str(times))
+        if times > self.settings.retries + _MOST_TAKEN_AWAY:
+            self._refuse(context, f"{reason}, {times} times by now: does the job's own code do it?")
+        raise TryAgainError(f"{self.entry.name}: {reason}; it goes on from what is left")
 
     def must_let_go(self) -> bool:
         """Whether to follow no longer, though training goes on."""

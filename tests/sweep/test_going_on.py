@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.launch import restarting, runs
@@ -85,3 +86,22 @@ def test_memory_that_others_filled_is_worth_one_of_its_tries(context: Any, occup
     operator = operator_of(TrainOperator)
     end = {"status": "out_of_memory", "reason": "", **({"occupied": True} if occupied else {})}
     assert operator._is_worth_a_retry(context, end) is occupied
+
+
+def test_a_job_that_takes_its_own_folder_away_is_not_tried_for_ever(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, str] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+    told: list[Any] = []
+    monkeypatch.setattr(TrainOperator, "_push", lambda _, __, outcome: told.append(outcome))
+    operator, gone = operator_of(TrainOperator), runs.Run(tmp_path / "gone")
+    for _ in range(operator.settings.retries + 3):
+        with pytest.raises(TryAgainError, match="goes on from what is left"):
+            operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
+    with pytest.raises(AirflowFailException, match="6 times by now: does the job's own code do it"):
+        operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
+    assert [outcome.status for outcome in told] == ["failed"]
+    context["ti"].max_tries += 2000
+    with pytest.raises(TryAgainError):  # somebody cleared it
+        operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
