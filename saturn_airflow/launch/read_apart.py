@@ -13,21 +13,30 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from saturn_airflow.launch import forked
 
 _T = TypeVar("_T")
 _LEAST_SECONDS = 0.05
-#: What is being read by a thread, by its name.
-_reading: dict[str, threading.Thread] = {}
+#: What takes longer hangs; others may read the same at once.
+_HANGS_SECONDS = 1.0
+
+
+class _Reading(NamedTuple):
+    thread: threading.Thread
+    began: float
+
+
+#: What is being read by threads, by its name.
+_reading: dict[str, _Reading] = {}
 
 
 def within(seconds: float, name: str, read: Callable[[], _T]) -> _T:
     """What ``read`` gives, in a thread of its own, which goes on where it takes longer.
 
-    :param name: of what is read; nothing of the same name is read beside it.
-    :raises TimeoutError: when it takes longer than that, or an earlier one still does.
+    :param name: of what is read; while one of the same name hangs, no other is begun.
+    :raises TimeoutError: when it takes longer than that, or an earlier one hangs.
     """
     found: list[_T] = []
     errors: list[BaseException] = []
@@ -39,12 +48,15 @@ def within(seconds: float, name: str, read: Callable[[], _T]) -> _T:
             errors.append(error)
 
     before = _reading.get(name)
-    if before is None or not before.is_alive():
-        thread = _reading[name] = threading.Thread(target=try_it, name="saturn-reading", daemon=True)
+    hangs_since = before.began if before is not None and before.thread.is_alive() else time.monotonic()
+    if time.monotonic() - hangs_since < _HANGS_SECONDS:
+        thread = threading.Thread(target=try_it, name="saturn-reading", daemon=True)
+        _reading[name] = mine = _Reading(thread, hangs_since)
         thread.start()
         thread.join(seconds)
         if not thread.is_alive():
-            _reading.pop(name, None)
+            if _reading.get(name) is mine:
+                _reading.pop(name, None)
             if errors:
                 raise errors[0]
             return found[0]

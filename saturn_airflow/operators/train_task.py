@@ -214,9 +214,10 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """Try again where the run's folder is gone, and with it what tells how often that was; Airflow keeps
         the number, for a job's own code may do it each time."""
         store, key = context.get("task_state_store"), f"saturn_taken_{self._asker(context).cleared_after}"
-        times = 1 + int((store.get(key) if store is not None else None) or 0)
+        before = None if store is None else store.get(key)
+        times = 1 + (before if isinstance(before, int) else 0)
         if store is not None:
-            store.set(key, str(times))
+            store.set(key, times)
         if times > self.settings.retries + _MOST_TAKEN_AWAY:
             self._refuse(context, f"{reason}, {times} times by now: does the job's own code do it?")
         raise TryAgainError(f"{self.entry.name}: {reason}; it goes on from what is left")

@@ -91,17 +91,20 @@ def test_memory_that_others_filled_is_worth_one_of_its_tries(context: Any, occup
 def test_a_job_that_takes_its_own_folder_away_is_not_tried_for_ever(
     context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: dict[str, str] = {}
-    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+    kept: dict[str, int] = {}
+    with_store: Any = {
+        **context,
+        "task_state_store": SimpleNamespace(get=kept.get, set=kept.__setitem__),
+    }
     told: list[Any] = []
     monkeypatch.setattr(TrainOperator, "_push", lambda _, __, outcome: told.append(outcome))
     operator, gone = operator_of(TrainOperator), runs.Run(tmp_path / "gone")
     for _ in range(operator.settings.retries + 3):
         with pytest.raises(TryAgainError, match="goes on from what is left"):
-            operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
+            operator._ended(with_store, gone, {"reason": "taken away"})
     with pytest.raises(AirflowFailException, match="6 times by now: does the job's own code do it"):
-        operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
+        operator._ended(with_store, gone, {"reason": "taken away"})
     assert [outcome.status for outcome in told] == ["failed"]
     context["ti"].max_tries += 2000
     with pytest.raises(TryAgainError):  # somebody cleared it
-        operator._ended({**context, "task_state_store": store}, gone, {"reason": "taken away"})
+        operator._ended(with_store, gone, {"reason": "taken away"})

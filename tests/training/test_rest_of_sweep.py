@@ -7,14 +7,16 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import ledger, rest_of_sweep
+from saturn_airflow.launch import ledger, read_apart, rest_of_sweep
 from saturn_airflow.launch.file_locks import is_locked
 from saturn_airflow.launch.giving_way import GivingWay, TurnsOfRun
 from saturn_airflow.launch.leases import Waiter
@@ -237,6 +239,30 @@ def test_a_reader_that_hangs_holds_nothing_and_can_be_ended(tmp_path: Path) -> N
     signal.pidfd_send_signal(reader._process, signal.SIGKILL)
     assert reader.answer(5) is None
     assert not reader.is_reading
+
+
+def test_several_may_read_the_same_at_once_until_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two who look at the page of the cluster."""
+    monkeypatch.setattr(read_apart, "_HANGS_SECONDS", 0.3)
+    begun, goes_on = list[int](), threading.Event()
+
+    def read() -> str:
+        begun.append(1)
+        goes_on.wait(60)
+        return "it"
+
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(read_apart.within, 60.0, "a folder", read) for _ in range(2)]
+        while len(begun) < 2:
+            time.sleep(0.01)
+        time.sleep(0.4)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                read_apart.within(60.0, "a folder", read)
+        goes_on.set()
+        assert [one.result() for one in both] == ["it", "it"]
+    assert read_apart.within(60.0, "a folder", read) == "it"
+    assert len(begun) == 3
 
 
 def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
