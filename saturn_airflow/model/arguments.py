@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 #: What other libraries call it, where it is not spelt alike.
 _ELSEWHERE = {
+    "accumulate_grad_batches": "accumulate",
     "dataloader": "load_dataloader",
     "dtype": "precision",
     "gpus": "devices",
@@ -34,22 +35,11 @@ _ELSEWHERE = {
     "val_dataloader": "load_eval_dataloader",
     "weight_decay": "optimizer_args",
 }
-#: What means another thing elsewhere, the name that it would be taken for, and what that means here.
-_OTHERWISE = dict.fromkeys(
-    ("gradient_accumulation_steps", "accumulate_grad_batches"),
-    (
-        "accumulate",
-        "accumulate cuts a batch into so many parts, and batch_size is what a step takes in all",
-    ),
-)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
     """What to say of an argument that is not there: the likely one, or all there are."""
     known = list(known)
-    near, why = _OTHERWISE.get(name, ("", ""))
-    if near in known:
-        return f"there is no {name!r}; {why}"
     meant = _ELSEWHERE.get(name)
     all_known = f"known are {', '.join(known)}"
     return f"there is no {name!r}; " + (

@@ -39,7 +39,7 @@ _OF_OPTIMIZERS = (
 )
 
 
-@checked("hparams", max_steps="batches")
+@checked("hparams", max_steps="batches", gradient_accumulation_steps="accumulate")
 @dataclass(frozen=True, kw_only=True)
 class HParams:
     """How a job is trained. The global batch and the maths never depend on the strategy.
@@ -61,7 +61,8 @@ class HParams:
     :param clip_grad_norm: the gradient's largest L2 norm (``torch.nn.utils.clip_grad_norm_``), of all that
         has a gradient in a step: what is in no parameter group counts too.
     :param accumulate: into how many micro-batches each global batch is cut, which are computed in turn; at
-        most ``batch_size``. Where other libraries count the samples of a micro-batch, multiply that by it.
+        most ``batch_size``; also ``gradient_accumulation_steps``. Other libraries' batch size is often that
+        of a micro-batch: ``batch_size`` is that times this.
     :param precision: ``"float32"``; ``"tf32"`` for float32 whose products GPUs round to TensorFloat-32;
         ``"bf16"`` for bfloat16 autocast with float32 weights; ``"float64"``.
     :param compile: compile the model with ``torch.compile``.

@@ -145,16 +145,14 @@ def test_a_grid_that_cannot_be(name: Any, values: Any, message: Any) -> None:
 
 
 def test_parts_of_batches_are_not_taken_for_batches() -> None:
-    """Elsewhere a step takes ``gradient_accumulation_steps`` batches; here one, in ``accumulate`` parts."""
-    with pytest.raises(InvalidSweepError, match="batch_size is what a step takes in all"):
-        HParams(batch_size=4, gradient_accumulation_steps=2)
+    """Elsewhere a step often takes ``gradient_accumulation_steps`` batches; here one, in so many parts."""
     with pytest.raises(InvalidSweepError, match="for parts of that size give 32"):
-        HParams(batch_size=4, accumulate=8)
+        HParams(batch_size=4, gradient_accumulation_steps=8)
 
 
 def test_other_names_and_numbers_of_numpy_mean_the_same() -> None:
-    named = HParams(max_steps=np.int64(3), lr=np.float64(0.5))
-    assert named == HParams(batches=3, lr=0.5)
+    named = HParams(max_steps=np.int64(3), gradient_accumulation_steps=2, lr=np.float64(0.5))
+    assert named == HParams(batches=3, accumulate=2, lr=0.5)
     assert type(named.batches) is int
     assert Rounds(max_rounds=3) == Rounds(most=3)
     assert DoesNotFit is request.DoesNotFit
