@@ -1,19 +1,24 @@
-# make install | demo | cluster | cluster-demo | test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
+# make install | demo | cluster | cluster-demo | test | lint-and-test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
 PYTHON ?= python3
+# Parts of the tests at a time.
+LANES ?= 2
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PARTS := test-integration test-training test-strategies test-others test-airflow test-plugin
+PARTS := test-strategies test-integration test-others test-training test-airflow test-plugin
 
-.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo what-cluster-needs test lint-and-test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cluster,dev,docs,torch,transformers]" \
-		apache-airflow==3.3.2 torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
+		--editable ".[cluster,dev,docs,torch,transformers]" apache-airflow==3.3.2 torch==2.13.0
+	# On all cores, where pip uses one; what is here, too, for who has Python write no bytecode. Some packages
+	# hold files that are templates or for other Pythons, which do not compile.
+	$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib saturn_airflow techniques || true
 	# The planner compiles its innermost loops once per machine: now, rather than in the first plan.
 	$(BIN)/python -c "from saturn_airflow.planning.warming import warm; warm()"
 	touch $@
@@ -35,12 +40,18 @@ what-cluster-needs:
 	@missing="$$(.ci/missing | tr ' ' '\n' | grep -v chromium | xargs)"; test -z "$$missing" || \
 		{ echo "The cluster needs $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-# Parts, two at a time, since half the time a test waits for services; each shows its results at its end. What brings up
-# services of its own is a part of its own, so that they don't run on beside all later tests. The long ones come first.
+# Parts, LANES at a time, since half the time a test waits for services; each shows its results at its end. What brings up
+# services of its own is a part of its own, so that they don't run on beside all later tests. The longest come first,
+# since the last to end leaves a core idle; what computes most, ranks, begins beside what waits most, the cluster.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
 STRATEGIES := tests/techniques tests/guard tests/data
+BESIDE := --no-print-directory --jobs=$(LANES) --keep-going --output-sync=target
 test: what-tests-need install
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(PARTS)
+	$(MAKE) $(BESIDE) $(PARTS)
+
+# Both, as .ci/run does: mypy without its cache takes minutes of one core, which fit beside the last of the tests.
+lint-and-test: what-tests-need install
+	$(MAKE) $(BESIDE) $(PARTS) lint
 
 what-tests-need:
 	@missing="$$(.ci/missing)"; test -z "$$missing" || \

@@ -25,8 +25,9 @@ MODELS = ("GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification")
 os.environ["SATURN_WARM_IMPORTS"] = ",".join(
     ["pytest", "hypothesis", *(f"transformers:{model}" for model in MODELS)]
 )
-# What jobs of the tests read.
-os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*, PICKY_*"
+# What jobs of the tests read besides SATURN_*. Each value of these is another server that ranks are forked
+# from, which takes seconds to start.
+os.environ["SATURN_PASS_ENVIRONMENT"] = "SMALL_JOBS_*"
 with suppress(ImportError):  # the tests of GPUs run where it may lack
     from hypothesis import HealthCheck, settings
 
@@ -93,11 +94,11 @@ def wheel_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = Path(__file__).parents[1]
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(root)]
     subprocess.run(build, check=True, capture_output=True)
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     commands = folder / "venv" / "bin"
     (wheel,) = folder.glob("*.whl")
-    pip = [str(commands / "python"), "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(commands / "python"), "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", str(wheel)], check=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     # The editable installation of the repository is not among them: its .pth is not read from there.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,23 @@ def _spec(folder: Path, technique: str) -> RunSpec:
     )
 
 
-@pytest.fixture(scope="module", params=TECHNIQUES)
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
-    spec = _spec(tmp_path_factory.mktemp("undisturbed"), request.param)
-    end = runs.start(spec).wait()
-    assert end["status"] == "finished", end
-    return spec
+@pytest.fixture(scope="module")
+def ends_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunSpec]:
+    """A run under a technique that nothing happens to: once each, in whatever order tests ask."""
+
+    @functools.cache
+    def one(technique: str) -> RunSpec:
+        spec = _spec(tmp_path_factory.mktemp("undisturbed"), technique)
+        end = runs.start(spec).wait()
+        assert end["status"] == "finished", end
+        return spec
+
+    return one
+
+
+@pytest.fixture(params=TECHNIQUES)
+def undisturbed(request: pytest.FixtureRequest, ends_undisturbed: Callable[[str], RunSpec]) -> RunSpec:
+    return ends_undisturbed(request.param)
 
 
 def _supervisor(run: Run) -> psutil.Process:
@@ -201,14 +214,12 @@ CASES = [
 alone = pytest.mark.parametrize("undisturbed", ["single"], indirect=True)
 
 
-@pytest.mark.parametrize(
-    ("undisturbed", "fault"),
-    CASES,
-    indirect=["undisturbed"],
-    ids=[f"{technique}-{fault.__name__.strip('_')}" for technique, fault in CASES],
-)
-def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, tmp_path: Path) -> None:
-    spec = _spec(tmp_path, undisturbed.technique)
+Ended = Future[tuple[RunSpec, dict[str, Any]]]
+
+
+def _disturbed(folder: Path, technique: str, fault: Fault) -> tuple[RunSpec, dict[str, Any]]:
+    """A run that meets with a fault after its second checkpoint, and the end of the last of its tries."""
+    spec = _spec(folder, technique)
     run = runs.start(spec)
     saved = 0
     for event in run.events(poll=0.005):
@@ -222,6 +233,34 @@ def test_it_ends_as_if_nothing_had_happened(fault: Fault, undisturbed: RunSpec, 
     while end["status"] in ("lost", "stopped") and tries < 3:
         tries += 1
         end = runs.start(spec).wait()
+    return spec, end
+
+
+@pytest.fixture(scope="module")
+def disturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[tuple[str, Fault], Ended]]:
+    """What becomes of the chosen cases: three at a time, since most of the time they wait for a disk."""
+    chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    wanted = [
+        (one["undisturbed"], one["fault"])
+        for one in chosen
+        if (one.get("undisturbed"), one.get("fault")) in CASES
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        yield {case: pool.submit(_disturbed, tmp_path_factory.mktemp("disturbed"), *case) for case in wanted}
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "fault"),
+    CASES,
+    indirect=["undisturbed"],
+    ids=[f"{technique}-{fault.__name__.strip('_')}" for technique, fault in CASES],
+)
+def test_it_ends_as_if_nothing_had_happened(
+    fault: Fault, undisturbed: RunSpec, disturbed: dict[tuple[str, Fault], Ended]
+) -> None:
+    spec, end = disturbed[undisturbed.technique, fault].result()
     assert end["status"] == "finished", end
     assert _losses(spec) == _losses(undisturbed)
     assert _weights(spec) == _weights(undisturbed)

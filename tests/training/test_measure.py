@@ -102,7 +102,7 @@ def test_evaluating_is_part_of_what_training_will_take(tmp_path: Path) -> None:
 
 
 def test_the_fastest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PICKY_CANDIDATES", "memory,slow,bug,refuse,quick")
+    monkeypatch.setenv("SATURN_TEST_CANDIDATES", "memory,slow,bug,refuse,quick")
     lines: list[str] = []
     estimate = run(tmp_path, small_job(), "picky", how=Measure(1, 3), log=lines.append)
     assert estimate.parameters == {"how": "quick"}
@@ -122,7 +122,7 @@ def test_the_fastest_that_fits_is_chosen(tmp_path: Path, monkeypatch: pytest.Mon
 def test_when_none_works_the_reason_is_the_estimate(
     candidates: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PICKY_CANDIDATES", candidates)
+    monkeypatch.setenv("SATURN_TEST_CANDIDATES", candidates)
     estimate = run(tmp_path, small_job(), "picky")
     assert estimate.reason is not None
     assert estimate.reason.startswith(words)
@@ -131,12 +131,12 @@ def test_when_none_works_the_reason_is_the_estimate(
 def test_a_candidate_that_hangs_does_not_hold_up_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PICKY_CANDIDATES", "hang,quick")
+    monkeypatch.setenv("SATURN_TEST_CANDIDATES", "hang,quick")
     assert run(tmp_path, small_job(), "picky", seconds=3, how=Measure(1, 3)).parameters == {"how": "quick"}
 
 
 def test_a_trial_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PICKY_CANDIDATES", "hang")
+    monkeypatch.setenv("SATURN_TEST_CANDIDATES", "hang")
     estimate = run(tmp_path, small_job(), "picky", seconds=2)
     assert estimate.reason is not None
     assert estimate.reason.startswith("its first batch was not done within")
@@ -158,7 +158,7 @@ def test_what_never_loads_is_the_jobs_fault_and_that_of_all_that_load_the_same(t
 def test_the_clock_of_a_trial_starts_when_the_first_batch_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, works: bool
 ) -> None:
-    monkeypatch.setenv("PICKY_CANDIDATES", how)
+    monkeypatch.setenv("SATURN_TEST_CANDIDATES", how)
     unguarded = dataclasses.replace(small_job(), trust=("picky",))
     estimate = run(tmp_path, unguarded, "picky", seconds=3)
     assert estimate.works is works

@@ -15,7 +15,7 @@ from saturn_airflow.launch.request import DoesNotFit
 
 class Picky(BaseTechnique):
     def candidates(self, job: Any, devices: int) -> list[dict[str, Any]]:
-        return [{"how": how} for how in os.environ["PICKY_CANDIDATES"].split(",")]
+        return [{"how": how} for how in os.environ["SATURN_TEST_CANDIDATES"].split(",")]
 
     def parallelize(self, model: Any, ranks: Any, *, how: str) -> Any:
         if how == "memory":
