@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks of who waits behind many.
 _LONGEST_PAUSE = 2.0
+#: For how long who waited takes nothing of a folder that has come in the place of another: who holds devices
+#: looks every two seconds, and holds them there from then on.
+_SETTLE_SECONDS = 6.0
 
 
 class GivenUpError(Exception):
@@ -225,6 +228,7 @@ class Waiter:
         self._folder, self._priority = folder or default_folder(), priority
         holder = Holder(who, os.getpid(), time.time(), None if sharing is None else sharing.claim)
         self._lease_folder, self._ticket = self._join(holder)
+        self._takes_from = 0.0
 
     def _join(self, holder: Holder) -> tuple[LeaseFolder, Ticket]:
         lease_folder = LeaseFolder(self._folder)
@@ -235,6 +239,7 @@ class Waiter:
         if not self._lease_folder.is_there(self._ticket):  # who asks now meets others in another folder
             self._ticket.close()
             self._lease_folder, self._ticket = self._join(self._ticket.holder)
+            self._takes_from = time.monotonic() + _SETTLE_SECONDS
         lease_folder, ticket = self._lease_folder, self._ticket
         mine = self._with_the_rest()
         with lease_folder.gate():
@@ -244,7 +249,7 @@ class Waiter:
                 ticket.tell(replace(ticket.holder, claim=mine))
             used = lease_folder.used() if self._sharing else None
             found = turn_at_node.next_devices(ticket, tickets, held, self._sharing, used)
-            waits = self._is_met(mine, tickets, held)
+            waits = self._is_met(mine, tickets, held) or time.monotonic() < self._takes_from
             self.ignored = {f"{name}: {why}" for name, why in lease_folder.ignored.items()}
             if found.devices and not waits and (lease := self._lock(found.devices, found.place)):
                 ticket.close()

@@ -76,7 +76,9 @@ def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "restored", "devices", "tickets"])
-def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(how: str, tmp_path: Path) -> None:
+def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a cleaner of temporary files does, or who puts back a copy."""
     folder = tmp_path / "leases"
     facts = SharedSweep("a", (), arrived=0.0, alone=1e9)
@@ -95,6 +97,7 @@ def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(how: str, tmp
             (tmp_path / "copy").rename(folder)
         else:
             shutil.rmtree(folder / how)
+        assert early.take() is None, "who holds it has not looked yet"
         stay._looked_at -= 10
         assert not stay.asked()
         late = Waiter(["d0"], "late", priority=(3.0, 0), folder=folder)
@@ -105,6 +108,7 @@ def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(how: str, tmp
         late.close()
     lease.release()
     late = Waiter(["d0"], "late", priority=(3.0, 0), folder=folder)
+    monkeypatch.setattr(early, "_takes_from", 0.0)
     assert late.take() is None, "who came first goes first"
     with contextlib.closing(late), early.take() or pytest.fail("it is free"):
         assert late.take() is None
