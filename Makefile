@@ -1,4 +1,4 @@
-# make install | demo | cluster | cluster-demo | test | lint-and-test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
+# make install | demo | cluster | cluster-demo | test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
 PYTHON ?= python3
 # Parts of the tests at a time.
 LANES ?= 2
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARTS := test-strategies test-integration test-others test-training test-airflow test-plugin
 
-.PHONY: lines install demo cluster cluster-demo what-cluster-needs test lint-and-test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
 
 install: $(STAMP)
 
@@ -43,15 +43,11 @@ what-cluster-needs:
 # Parts, LANES at a time, since half the time a test waits for services; each shows its results at its end. What brings up
 # services of its own is a part of its own, so that they don't run on beside all later tests. The longest come first,
 # since the last to end leaves a core idle; what computes most, ranks, begins beside what waits most, the cluster.
-# JUNIT=FOLDER: and writes them there, for benchmarks/suite.py.
+# JUNIT=FOLDER: and writes them there, for benchmarks/suite.py. ALSO=lint: and that target, beside the last of the tests:
+# mypy without its cache takes minutes of one core.
 STRATEGIES := tests/techniques tests/guard tests/data
-BESIDE := --no-print-directory --jobs=$(LANES) --keep-going --output-sync=target
 test: what-tests-need install
-	$(MAKE) $(BESIDE) $(PARTS)
-
-# Both, as .ci/run does: mypy without its cache takes minutes of one core, which fit beside the last of the tests.
-lint-and-test: what-tests-need install
-	$(MAKE) $(BESIDE) $(PARTS) lint
+	$(MAKE) --no-print-directory --jobs=$(LANES) --keep-going --output-sync=target $(PARTS) $(ALSO)
 
 what-tests-need:
 	@missing="$$(.ci/missing)"; test -z "$$missing" || \
