@@ -120,6 +120,15 @@ def test_by_when_a_running_sweep_is_done_with_which_odds(server: Server) -> None
         expect(card).to_have_text(words)
 
 
+def test_what_made_no_plan_leads_to_the_log_that_says_why(server: Server) -> None:
+    run = Run("failed")
+    for stage in ("trials", "plan", "report"):
+        run.task(stage, stage, "failed")
+    server.data = {"": {**run.page(100.0), "curves": {}, "curves_at": None}}
+    message = server.open("plan.html", dag_id="d", run_id="r").locator("#message")
+    expect(message).to_have_text("No plan was made; the log of trials says why.")
+
+
 def test_what_waits_for_its_report_plans_no_further_round(server: Server) -> None:
     run = Run("running")
     run.plan(on("job", 0, 50))

@@ -68,7 +68,9 @@ function notice() {
     if (failed.length) told.unshift(`${failed.length} of ${page.jobs.length} jobs came to nothing: ${failed.slice(0, 4).join(", ")}${failed.length > 4 ? " …" : "."}`);
   }
   if (page.rounds.length || page.missing_pools.length) return told.join(" ");
-  return page.live ? "There is no plan yet." : "No plan was made; the logs of the tasks say why.";
+  if (page.live) return "There is no plan yet.";
+  const failed = page.stages.find(({ state }) => state === "failed");
+  return `No plan was made; ${failed ? `the log of ${failed.name} says` : "the logs of the tasks say"} why.`;
 }
 
 function brokenDeadlines({ expected_late, breaks = [] }) {
