@@ -212,12 +212,9 @@ def queues_with_a_worker(seconds: float = _LATER_SECONDS) -> set[str]:
     return {str(queue["name"]) for queues in answers.values() for queue in queues}
 
 
-def worker_slots(seconds: float = _LATER_SECONDS) -> dict[str, int]:
-    """How many tasks run at once for each Celery queue: those of all its workers that answer.
-
-    :param seconds: how long workers have to answer.
-    """
-    inspect = celery_app().control.inspect(timeout=seconds)
+def worker_slots() -> dict[str, int]:
+    """How many tasks run at once for each Celery queue: those of all its workers that answer."""
+    inspect = celery_app().control.inspect(timeout=_LATER_SECONDS)
     answers, stats = inspect.active_queues() or {}, inspect.stats() or {}
     found: dict[str, int] = {}
     for worker, queues in answers.items():

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +148,15 @@ class SweepRun(_Run):
             self.log_bytes(draw(plan, format, nodes), f"plan/round-{round}/plan.{format}")
         self.flush()
 
-    def log_report(self, result: Mapping[str, Any], table: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def log_report(self, result: Mapping[str, Any]) -> None:
         """Log what came of the sweep.
 
-        :param result: its numbers become metrics, the whole becomes ``report.json``.
-        :param table: one mapping per job; it becomes the table ``jobs.json``, which MLflow's UI shows
-            (default: ``result["jobs"]``).
+        :param result: its numbers become metrics, the whole becomes ``report.json``, and ``jobs``, a mapping
+            per job, the table ``jobs.json``, which MLflow's UI shows.
         """
         self.log_metrics({k: v for k, v in result.items() if is_number(v) and k not in _IN_PLAN})
         self.log_bytes(json.dumps(result, indent=2, default=str).encode(), "report.json")
-        rows = [
-            job_table.with_columns(row) for row in (table if table is not None else result.get("jobs") or [])
-        ]
-        if rows:
+        if rows := [job_table.with_columns(row) for row in result.get("jobs") or []]:
             self.log_bytes(job_table.table(rows), "jobs.json")
             self.tag({"mlflow.loggedArtifacts": json.dumps([{"path": "jobs.json", "type": "table"}])})
         if best := result.get("best"):
@@ -288,16 +284,16 @@ class JobRun(_Run):
         if event.get("event") == "end" and event.get("traceback"):
             self.log_bytes(str(event["traceback"]).encode(), "traceback.txt")
 
-    def log_model_folder(self, path: str | Path, name: str = models.FOLDER) -> str | None:
+    def log_model_folder(self, path: str | Path) -> str | None:
         """Log the folder of an exported model; it must stay where it is until it is sent.
 
         ``mlflow.pyfunc.load_model`` takes the URI, where the module of the job's ``load_model`` is.
 
-        :returns: its URI, ``runs:/<id>/<name>``; None where MLflow has not answered yet.
+        :returns: its URI, ``runs:/<id>/model``; None where MLflow has not answered yet.
         """
-        record = {"kind": "model", "path": self._outbox.place_of(path), "to": name}
+        record = {"kind": "model", "path": self._outbox.place_of(path), "to": models.FOLDER}
         self._outbox.append({**record, "inputs": self._inputs})
-        return f"runs:/{self.id}/{name}" if self.id else None
+        return f"runs:/{self.id}/{models.FOLDER}" if self.id else None
 
     def flush(self) -> bool:
         """Send what waits, for as long as MLflow answers. Returns whether all was sent."""

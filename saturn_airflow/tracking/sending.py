@@ -32,13 +32,12 @@ def send_outbox(uri: str, folder: str | Path, patience: float = 5.0) -> bool:
 
 
 @contextlib.contextmanager
-def nobody_sends(folder: str | Path, patience: float = 60.0) -> Iterator[bool]:
+def nobody_sends(folder: str | Path) -> Iterator[bool]:
     """See to it that nobody sends the records of a folder meanwhile, so that they can be moved.
 
-    :param patience: seconds to wait for somebody who does.
-    :returns: whether nobody does.
+    :returns: whether nobody does, after a minute at the most.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + 60
     while True:
         with Outbox(folder).sole_sender() as sole:
             if sole or time.monotonic() > deadline:
