@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.launch.request import ChangesResultError, DoesNotFit
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import whole_batch
 from saturn_airflow.training.ranks import Ranks
+
+# Numbers that ranks tell each other at the end of a step.
+_MOST_TOLD = 3
 
 
 class OwnStepReplicas(Parallel):
@@ -38,6 +41,9 @@ class OwnStepReplicas(Parallel):
             parameter.requires_grad_(True)
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
             parameter.requires_grad_(trained)
+        # What ranks tell at the ends of backward passes and of steps has one size: others would end gloo's
+        # process where ranks are at different ends.
+        self._told = 1 + max(len(self._exchanged), _MOST_TOLD)
 
     def begin(self, samples: int, of: int, turned: bool) -> None:
         """Begin with a batch of which this rank has ``samples``; with none, what it computes stands in."""
@@ -57,6 +63,25 @@ class OwnStepReplicas(Parallel):
         value = value.detach().to(self.ranks.device, torch.float64)
         return value * self._weight if self._weight else torch.zeros_like(value)
 
+    def sum_of(self, values: torch.Tensor, *, of_step: bool) -> torch.Tensor:
+        """The sum over the ranks of ``values``, at the end of a step or else of a backward pass.
+
+        :param values: at the end of a step not more than three.
+        :raises ChangesResultError: where it is the end of a step on some ranks only.
+        """
+        told = torch.zeros(self._told, dtype=torch.float64, device=self.ranks.device)
+        told[0] = float(of_step)
+        told[1 : 1 + len(values)] = values
+        dist.all_reduce(told, group=dist.group.WORLD)
+        if int(told[0]) not in (0, self.ranks.size):
+            raise ChangesResultError(
+                "training_step runs more backward passes on one device than on another, as where it leaves "
+                "one out by what it finds in its samples, of which each device has some: decide by all of "
+                "them (saturn_airflow.training.whole_batch has them), or leave the technique out of "
+                "Job(techniques=...)"
+            )
+        return told[1 : 1 + len(values)]
+
     def _note(self, parameter: torch.Tensor) -> None:
         if self.alone:
             return
@@ -68,8 +93,8 @@ class OwnStepReplicas(Parallel):
 
     def _average(self) -> None:
         touched, self._touched = self._touched, set()
-        flags = torch.tensor([float(p in touched) for p in self._exchanged], device=self.ranks.device)
-        dist.all_reduce(flags, group=dist.group.WORLD)
+        flags = torch.tensor([float(p in touched) for p in self._exchanged], dtype=torch.float64)
+        flags = self.sum_of(flags, of_step=False)
         exchanged = [p for p, flag in zip(self._exchanged, flags.tolist(), strict=True) if flag]
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in exchanged:

@@ -15,7 +15,6 @@ import torch
 from test_loop import Told, launch, request, steps, try_each
 
 from saturn_airflow import library
-from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import HParams, Job
@@ -263,8 +262,14 @@ def test_what_ranks_refuse_of_own_steps_would_be_another_result_or_a_lost_job(tm
     assert "sparse gradients" in refused["says"]
 
 
-def test_closures_of_devices_that_know_other_losses_would_lose_the_job() -> None:
+def test_a_backward_pass_that_some_devices_leave_out_is_refused() -> None:
+    (told,) = launch([request(job("Skipping"), technique="ddp")], 2)[0]
+    assert told["error"] == "ChangesResultError"
+    assert "more backward passes on one device than on another" in told["says"]
+
+
+def test_closures_of_devices_that_know_other_losses_would_end_the_job() -> None:
     searching = request(job("Searching"), technique="ddp")
-    with pytest.raises(RanksFailedError) as caught:
-        ranks_module.launch(train_unrefused, [searching], size=2, hang_seconds=30)
-    assert caught.value.failure.status == "lost"
+    (told,) = ranks_module.launch(train_unrefused, [searching], size=2, hang_seconds=30)[0]
+    assert told["error"] == "ChangesResultError"
+    assert "more backward passes on one device than on another" in told["says"]

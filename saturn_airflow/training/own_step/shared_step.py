@@ -55,7 +55,10 @@ def _means(parallel: Parallel, taken: StepResult) -> tuple[float, dict[str, floa
         return float(loss), {name: float(value) for name, value in zip(names, logged, strict=True)}
     mark = zlib.crc32("\n".join(names).encode()) % 2**20
     told = torch.stack([loss, *(torch.full_like(loss, number) for number in (mark, mark**2))])
-    dist.all_reduce(told)
+    if isinstance(parallel, OwnStepReplicas):
+        told = parallel.sum_of(told, of_step=True)
+    else:
+        dist.all_reduce(told)
     mean, marks, squares = told.tolist()
     if marks**2 != squares * parallel.ranks.size:  # they are the same only if all marks are
         return mean, _means_of_some(parallel, dict(zip(names, logged, strict=True)))
