@@ -15,6 +15,7 @@ class StateBesideTensors(NamedTuple):
     """What a rank knows.
 
     :param forgotten: why what has changed besides can't be kept, by its name.
+    :param late_buffers: the shapes of those that a model that is loaded anew lacks.
     """
 
     numbers: dict[str, dict[str, Any]]
@@ -25,6 +26,7 @@ class StateBesideTensors(NamedTuple):
     variables: job_globals.Globals
     forgotten: dict[str, str]
     dtypes: dict[str, str]
+    late_buffers: dict[str, list[int]]
 
     @classmethod
     def of(cls, state: State) -> StateBesideTensors:
@@ -44,6 +46,7 @@ class StateBesideTensors(NamedTuple):
             variables,
             forgotten,
             state.dtypes(),
+            state.late_buffers(),
         )
 
 
@@ -51,12 +54,14 @@ def of_all(abouts: Sequence[StateBesideTensors]) -> dict[str, Any]:
     """What stands in the manifest, from what all ranks know."""
     attributes = of_all_ranks.merged(about.attributes for about in abouts)
     variables = of_all_ranks.merged(about.variables for about in abouts)
+    late = {name: shape for about in abouts for name, shape in about.late_buffers.items()}
     values = [value for own in attributes.values() for value in own.values()]
-    simple = not variables and all(map(plain_values.is_of_the_first_format, values))
+    simple = not variables and not late and all(map(plain_values.is_of_the_first_format, values))
     return {
         # Versions that read format 1 alone can go on from all the others.
         formats.FORMAT: 1 if simple else 2,
         **({"job_globals": variables} if variables else {}),
+        **({"late_buffers": late} if late else {}),
         "optimizer_numbers": {n: value for about in abouts for n, value in about.numbers.items()},
         "optimizer_groups": group_state.merged([about.groups for about in abouts]),
         "optimizer_common": abouts[0].common,

@@ -67,7 +67,7 @@ class ModelAttributes:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
-        self._device = device
+        self.device = device
         self.given = plain_attributes(model)
         self._others = other_attributes(model)
         self._classes = _classes(model)
@@ -109,12 +109,12 @@ class ModelAttributes:
     def _placed(self, value: Any, encoded: Any) -> Any:
         """``encoded``, of which a tensor says that it is to stay in the host's memory, where the model's
         are not; on a CPU it may be there only since they are."""
-        apart = isinstance(value, torch.Tensor) and value.device.type == "cpu" != self._device.type
+        apart = isinstance(value, torch.Tensor) and value.device.type == "cpu" != self.device.type
         return {**encoded, "device": "cpu"} if apart else encoded
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
-        put(self._model, values, self._device)
+        put(self._model, values, self.device)
         self.switches.set(switched(values))
         self._before |= self.values()[0]
 

@@ -62,6 +62,24 @@ class State:
                 kept = storing.room(list(shape), tensor.dtype, tensor.device)
                 tensor.data = storing.original(kept, tensor.dtype)
 
+    def late_buffers(self) -> dict[str, list[int]]:
+        """The shapes of buffers that a model that is loaded anew lacks, or has as None, by the names of
+        :meth:`model_tensors`."""
+        known = {f"model.{name}" for name in self._aliases.values()}
+        return {name: list(tensor.shape) for name, tensor in self._model().items() if name not in known}
+
+    def make_late_buffers(self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> None:
+        """Have the buffers that :meth:`late_buffers` told of, as far as this rank has their modules.
+
+        :param dtypes: by name, as :meth:`dtypes` tells them.
+        """
+        modules, device = dict(self._module.named_modules()), self.attributes.device
+        for name in shapes.keys() - self._model().keys():
+            prefix, _, key = name.removeprefix("model.").rpartition(".")
+            if prefix in modules:
+                made = torch.zeros(shapes[name], dtype=getattr(torch, dtypes[name]), device=device)
+                modules[prefix].register_buffer(key, made)
+
     def model_tensors(self) -> Tensors:
         """Parameters and persistent buffers in the form that checkpoints keep.
 
@@ -170,10 +188,12 @@ class State:
                 self._optimizer.state[self._parameters[name]][key] = saved.to(value.device)
 
     def _model(self) -> Tensors:
-        # A model may put other tensors in the place of its buffers at any time.
+        # A model may put other tensors in the place of its buffers at any time, and register further ones.
         persistent = set(self._module.state_dict(keep_vars=True))
         buffers = {
-            self._aliases[name]: buffer for name, buffer in self._module.named_buffers() if name in persistent
+            self._aliases.get(name, name): buffer
+            for name, buffer in self._module.named_buffers()
+            if name in persistent
         }
         tensors = {**self._parameters, **buffers}
         return {f"model.{name}": tensor for name, tensor in tensors.items()}

@@ -78,7 +78,19 @@ def with_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], attribut
         # Where a stage lacks a parameter, an attribute stands in its place.
         own = {k: value for k, value in attributes.get(prefix, {}).items() if k not in module._parameters}
         vars(module).update(copied(own, memo))
+    _register_others(model, weights)
     return model
+
+
+def _register_others(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Register what training has made a buffer of ``model`` since it was loaded."""
+    there = _all_named(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in tensors.keys() - there.keys():
+        prefix, _, key = name.rpartition(".")
+        module = modules.get(prefix)
+        if module is not None and (key in module._buffers or not hasattr(module, key)):
+            module.register_buffer(key, tensors[name].clone())
 
 
 def gathered(parallel: Parallel) -> Tensors:
@@ -120,6 +132,11 @@ def bytes_to_gather(parallel: Parallel) -> int:
 def _named(parallel: Parallel) -> Tensors:
     model = parallel.model
     return dict(model.named_parameters()) | dict(model.named_buffers(remove_duplicate=False))
+
+
+def _all_named(model: nn.Module) -> Tensors:
+    named = (model.named_parameters, model.named_buffers)
+    return {name: tensor for of in named for name, tensor in of(remove_duplicate=False)}
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
