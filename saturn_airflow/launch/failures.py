@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import traceback
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,53 +156,56 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     if isinstance(error, DoesNotFit) and not is_of_the_machine(error):
         status = Status.CHANGES_RESULT if isinstance(error, ChangesResultError) else Status.DOES_NOT_FIT
         return Failure(status=status, reason=str(error), whose="technique", rank=rank)
-    text, cause = _text(error), behind[-1]
+    cause = behind[-1]
+    failed = partial(Failure, traceback=_text(error), rank=rank)
     if any(map(is_out_of_memory, behind)):
-        return Failure(status=Status.OUT_OF_MEMORY, reason=_one_line(cause), traceback=text, rank=rank)
+        return failed(status=Status.OUT_OF_MEMORY, reason=_one_line(cause))
     if isinstance(error, DeviceError):
-        reason = str(error)
-        return Failure(status=Status.LOST, reason=reason, traceback=text, whose="device", rank=rank)
+        return failed(status=Status.LOST, reason=str(error), whose="device")
     if any(map(is_device_failure, behind)):
         of_itself = any(is_device_failure(e, _DEVICE_FAILED) for e in behind)
-        return Failure(
-            status=Status.LOST,
-            reason=f"the GPU failed: {_one_line(cause)}",
-            traceback=text,
-            whose="device" if of_itself else "",
-            rank=rank,
-        )
+        reason = f"the GPU failed: {_one_line(cause)}"
+        return failed(status=Status.LOST, reason=reason, whose="device" if of_itself else "")
     if isinstance(error, NotANumberError):
-        return Failure(
-            status=Status.NOT_A_NUMBER, reason=str(error), whose="job", rank=rank, common=error.common
-        )
+        common = error.common
+        return Failure(status=Status.NOT_A_NUMBER, reason=str(error), whose="job", rank=rank, common=common)
     if isinstance(error, DiskError) or any(map(_is_of_a_disk, behind)):
-        reason = _of_a_disk(error, cause)
-        return Failure(status=Status.LOST, reason=reason, traceback=text, whose="node", rank=rank)
+        return failed(status=Status.LOST, reason=_of_a_disk(error, cause), whose="node")
     hint = _ASSERTION_HINT if _ASSERTION in message_of(cause) else ""
     if isinstance(error, InvalidSweepError | JobError):
-        # Without a cause the message says it all.
-        text = text if error.__cause__ is not None else ""
-        return Failure(
-            status=Status.FAILED,
-            reason=f"{error}{hint}",
-            traceback=text,
-            whose="job",
-            rank=rank,
-            common=error.common,
-        )
+        if error.__cause__ is None:  # the message says it all
+            failed = partial(failed, traceback="")
+        return failed(status=Status.FAILED, reason=f"{error}{hint}", whose="job", common=error.common)
     if not isinstance(error, Exception):
         # Nothing of Saturn's does that, and techniques hardly would.
         what = exits(error) if isinstance(error, SystemExit) else _raised(error)
-        reason = f"the job's code {what}"
-        return Failure(status=Status.FAILED, reason=reason, traceback=text, whose="job", rank=rank)
-    return Failure(
+        return failed(status=Status.FAILED, reason=f"the job's code {what}", whose="job")
+    return failed(
         status=Status.FAILED,
         reason=f"{_one_line(error)}{hint}",
-        traceback=text,
         whose="job" if hint else "technique",
-        rank=rank,
         peer_lost=any(words in message_of(error) for words in _LOST_PEER),
     )
+
+
+def of_a_death(rank: int, code: int | None, kernel_killed: bool) -> Failure:
+    """The failure of a process that ended without a word.
+
+    :param code: as of ``multiprocessing.Process.exitcode``.
+    :param kernel_killed: whether the kernel killed anything on this machine meanwhile for want of memory.
+    """
+    what = f"rank {rank}"
+    if code is None or code >= 0:
+        reason = f"{what} exited with code {code}: the job's code, or a library, has ended it (os._exit)"
+        return Failure(status=Status.LOST, reason=reason, rank=rank)
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL and kernel_killed:
+        reason = (
+            f"{what} was killed by the kernel because the memory of its machine, or of its container, ran out"
+        )
+        return Failure(status=Status.OUT_OF_MEMORY, reason=reason, rank=rank, signal=name)
+    hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+    return Failure(status=Status.LOST, reason=f"{what} was killed by {name}{hint}", rank=rank, signal=name)
 
 
 def _is_of_a_disk(error: BaseException) -> bool:
@@ -241,6 +246,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     message = message_of(error)  # on a CPU torch raises a plain RuntimeError
     return any(words in message for words in _NO_MEMORY) or bool(_NO_MEMORY_NOR_WHY.search(message))
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error``, or what raised it, says so."""
+    return any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None)
 
 
 def is_device_failure(

@@ -113,6 +113,17 @@ def available() -> float:
     return min([_meminfo("MemAvailable"), *(max(0.0, most - used) for _, most, used in _groups())])
 
 
+def kernel_kills() -> int:
+    """How many processes the kernel has killed for want of memory, as far as can be seen from here."""
+    kills = 0
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    kills += int(line.split()[1])
+    return kills
+
+
 def _meminfo(name: str) -> float:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):

@@ -27,7 +27,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import deaths, failures, forked, handed_over
+from saturn_airflow.launch import failures, forked, handed_over, host_memory
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.forked import Forked
 from saturn_airflow.launch.standstill import Standstill, is_held_up
@@ -147,7 +147,7 @@ def launch(
     :returns: what each call returned.
     :raises RanksFailedError: when one of them failed; the others are ended.
     """
-    before = deaths.kernel_kills()
+    before = host_memory.kernel_kills()
     group = _Group(entry, arguments, keep_open)
     try:
         asked_to_stop, looked_at = False, time.monotonic()
@@ -176,7 +176,7 @@ def launch(
                 group.touch()
             if hang_seconds is not None and (failure := group.hung(hang_seconds)):
                 raise RanksFailedError(failure)
-        if failure := group.first_failure(deaths.kernel_kills() > before):
+        if failure := group.first_failure(host_memory.kernel_kills() > before):
             raise RanksFailedError(failure)
         return [member.result for member in group.members]
     finally:
@@ -385,7 +385,7 @@ class _Group:
         failed = sorted((m for m in self.members if m.failed_at < float("inf")), key=lambda m: m.failed_at)
         for member in failed:
             if member.failure is None:
-                return deaths.described(member.number, member.process.exitcode, kernel_killed)
+                return failures.of_a_death(member.number, member.process.exitcode, kernel_killed)
         told = [member.failure for member in failed if member.failure is not None]
         return next((failure for failure in told if not failure.peer_lost), told[0] if told else None)
 

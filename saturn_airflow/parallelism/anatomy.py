@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from saturn_airflow.launch.failures import is_out_of_memory
+from saturn_airflow.launch.failures import ran_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.blocks import blocks_to_run
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
@@ -106,7 +106,7 @@ def _examined(
     except DoesNotFit:
         raise
     except Exception as error:
-        if any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
+        if ran_out_of_memory(error):
             raise
         reason = str(error) if str(error) else type(error).__name__
         if "does not require grad" in reason:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from saturn_airflow.launch.failures import is_out_of_memory
+from saturn_airflow.launch.failures import ran_out_of_memory
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism.anatomy import COMPUTES_GRADIENTS, Anatomy
 from saturn_airflow.parallelism.blocks import own_forward
@@ -270,7 +270,7 @@ class Stage:
         """Raise ``error``, or what it means where it may come from what this stage lacks."""
         if "have been used in the graph" in str(error) or "does not require grad" in str(error):
             raise DoesNotFit(COMPUTES_GRADIENTS) from error
-        memory = any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None)
+        memory = ran_out_of_memory(error)
         if isinstance(error, DoesNotFit) or memory or passage.next > self._own.start or not self._own.start:
             raise error
         raise DoesNotFit(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from checking import job
 
+from saturn_airflow.launch import host_memory
 from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, TrainRequest
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import ranks as ranks_module
@@ -124,6 +125,18 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert losses[0] == losses[1], what
         weights = [read_weights(told["checkpoint"]) for told in (seen, unseen)]
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
+
+
+def check_in_a_full_container(requests: list[TrainRequest], ranks: Ranks) -> list[dict[str, Any]]:
+    host_memory._groups = lambda: iter([(Path("/sys/fs/cgroup"), 2.0**30, 2.0**30 - 1.0)])  # type: ignore[assignment]
+    return check_every_step(requests, True, ranks)
+
+
+def test_no_whole_model_is_gathered_beyond_what_its_container_may_have(tmp_path: Path) -> None:
+    asked = request(job(hparams={"batches": 1}), "fsdp", tmp_path)
+    told = ranks_module.launch(check_in_a_full_container, [asked], size=2)[0][0]
+    (warning,) = [event["message"] for event in told["events"] if event["event"] == "warning"]
+    assert warning.endswith("the whole model does not fit in the host's memory")
 
 
 @pytest.mark.parametrize(("technique", "size"), [("spill", 1), ("ddp", 2)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import deaths, host_memory, runs
+from saturn_airflow.launch import failures, host_memory, runs
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.supervisor import Supervisor
@@ -39,7 +39,7 @@ def test_a_kill_for_want_of_memory_that_others_used_is_said_so(
     supervisor = Supervisor(tmp_path, None)
 
     def killed(*_: object) -> Any:
-        raise RanksFailedError(deaths.described(0, -9, True))
+        raise RanksFailedError(failures.of_a_death(0, -9, True))
 
     monkeypatch.setattr(supervisor, "_call_technique", killed)
     turn: Any = SimpleNamespace(spec=spec, note=lambda _: None)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from saturn_airflow.launch import deaths, launching
+from saturn_airflow.launch import host_memory, launching
 from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.launch.request import DoesNotFit, NotANumberError
 from saturn_airflow.model.errors import JobError
@@ -194,7 +194,7 @@ def test_a_rank_killed_by_the_kernel_for_want_of_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kills = iter([3, 4])
-    monkeypatch.setattr(deaths, "kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(host_memory, "kernel_kills", lambda: next(kills))
     with pytest.raises(RanksFailedError) as caught:
         ranks.launch(fail_on_rank_1, "kill", str(tmp_path), size=2)
     assert caught.value.failure.status == "out_of_memory"

@@ -65,12 +65,6 @@ def noting_unclipped(
         vars(parallel).update({} if before is None else {"clip_gradients": before})
 
 
-def buffers_of(parallel: Parallel, aliases: Mapping[str, str]) -> Samples:
-    """This rank's buffers, of those that checkpoints have."""
-    kept = parallel.model.state_dict(keep_vars=True)
-    return samples({aliases.get(n, n): b for n, b in parallel.model.named_buffers() if n in kept})
-
-
 def put_together(
     comparison: Comparison, expected: Step, got: Step, ranks: Ranks, shares: int
 ) -> list[Difference]:

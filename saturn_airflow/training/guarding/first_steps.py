@@ -115,9 +115,7 @@ def take(
         try:
             take_each(plain, job, model, load, device, data, eval_data)
         except Exception as error:
-            ran_out = device.type != "cpu" and any(
-                map(failures.is_out_of_memory, filter(None, (error, error.__cause__)))
-            )
+            ran_out = device.type != "cpu" and failures.ran_out_of_memory(error)
             if not ran_out and not later:
                 raise
         if ran_out:

@@ -39,7 +39,7 @@ from saturn_airflow.training.guarding.own_plain import gradients_as_seen
 from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
-from saturn_airflow.training.guarding.samples import Sample, singles
+from saturn_airflow.training.guarding.samples import Sample, buffers_of, singles
 from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
@@ -296,7 +296,7 @@ class Guard:
             except NotANumberError:
                 loss, counted = math.nan, None
         stateful = stateful_of(optimizers, names)
-        buffers = comparing.buffers_of(parallel, self._aliases)
+        buffers = buffers_of(parallel.model, self._aliases)
         weights = singles({name: p for p, name in names.items()})
         # Where accumulate makes several passes of a batch, counters of passes are not those of batches.
         as_one = self.job.hparams.accumulate == 1 or self.job.in_micro_batches

@@ -13,7 +13,7 @@ from torch import nn
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training.guarding.plain import Step, stateful_of
-from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, samples, singles
+from saturn_airflow.training.guarding.samples import Sample, Singles, buffers_of, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.optim.update_formats import noting_update_formats
 from saturn_airflow.training.own_step import hooks, lightning
@@ -57,7 +57,7 @@ class OwnPlainLoop:
             gradients,
             before,
             after,
-            buffers(model),
+            buffers_of(model),
             kept,
             update_format=noted.lowest,
         )
@@ -91,12 +91,6 @@ def gradients_as_seen(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def buffers(model: nn.Module) -> Samples:
-    """Those that checkpoints have."""
-    kept = model.state_dict(keep_vars=True)
-    return samples({name: b for name, b in model.named_buffers() if name in kept})
 
 
 def weights(names: Mapping[Any, str]) -> Singles:

@@ -22,9 +22,10 @@ from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
 from saturn_airflow.training.guarding import comparing
 from saturn_airflow.training.guarding.differences import Comparison
-from saturn_airflow.training.guarding.own_plain import buffers, gradients_as_seen, weights
+from saturn_airflow.training.guarding.own_plain import gradients_as_seen, weights
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
+from saturn_airflow.training.guarding.samples import buffers_of
 from saturn_airflow.training.guarding.spot_checks import SLACK, LoopSpotChecks, PlainTake
 from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.layout import MicroBatch
@@ -101,7 +102,7 @@ class OwnStepSpotChecks(LoopSpotChecks):
                     loss, _ = shared_step.take(own, training.parallel, batch, schedule=False)
             stateful = stateful_of(own.optimizers, self._named)
             after = weights(self._named)
-            return Step(loss, None, gradients, before, after, buffers(model), stateful)
+            return Step(loss, None, gradients, before, after, buffers_of(model), stateful)
 
     @contextmanager
     def _weights_put_back(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
-from saturn_airflow.training.guarding.samples import Samples, Singles, samples, singles
+from saturn_airflow.training.guarding.samples import Samples, Singles, buffers_of, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective, as_scalar, call_loss, loss_function_of
@@ -184,18 +184,13 @@ class PlainLoop:
         stateful = stateful_of([optimizer], self._names)
         self._last = self.weights()
         counts = counts_of(self.model)
-        buffers = self.buffers()
+        buffers = buffers_of(self.model)
         kept = stateful, counts, noted.lowest, self._clipped_to, self._unclipped
         return Step(loss, counted, gradients, before, self._last, buffers, *kept)
 
     def weights(self) -> Singles:
         """Elements of the parameters."""
         return singles({name: p for p, name in self._names.items()})
-
-    def buffers(self) -> Samples:
-        """Those that checkpoints have."""
-        kept = self.model.state_dict(keep_vars=True)
-        return samples({name: b for name, b in self.model.named_buffers() if name in kept})
 
 
 def _clip(parameters: Sequence[nn.Parameter], most: float, share: float | None = None) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from saturn_airflow.training.guarding.gathering import dense
 
@@ -51,6 +52,15 @@ def samples(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, Sample | No
     there = {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
     found = dict(zip(there, map(_sample, dense(there.values())), strict=True))
     return {name: found.get(name) for name in tensors}
+
+
+def buffers_of(model: nn.Module, aliases: Mapping[str, str] | None = None) -> dict[str, Sample | None]:
+    """The samples of a model's buffers, of those that checkpoints have.
+
+    :param aliases: the first names of those that have several.
+    """
+    kept, first = model.state_dict(keep_vars=True), aliases or {}
+    return samples({first.get(name, name): b for name, b in model.named_buffers() if name in kept})
 
 
 def singles(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from saturn_airflow import library
-from saturn_airflow.launch import failures, job_log
+from saturn_airflow.launch import failures, host_memory, job_log
 from saturn_airflow.launch.request import ChangesResultError, NotANumberError
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.jobs import Job
@@ -36,9 +35,10 @@ from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import Cut, GlobalBatch
 from saturn_airflow.training.guarding import comparing, updates, whole
 from saturn_airflow.training.guarding.differences import Comparison, Difference
+from saturn_airflow.training.guarding.few_samples import numbers_of_samples
 from saturn_airflow.training.guarding.plain import PlainLoop, Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
-from saturn_airflow.training.guarding.samples import singles
+from saturn_airflow.training.guarding.samples import buffers_of, singles
 from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import put_into_functions
@@ -102,6 +102,7 @@ class LoopSpotChecks:
         self._bare = bare
         self._aliases = aliases
         self._ranks = training.ranks
+        self._few, _ = numbers_of_samples(self._ranks.size, training.hparams.accumulate)
         # As they were before a checkpoint changed them.
         self._attributes = training.state.attributes
         # The plain loop computes alone what the ranks compute together, and the technique once more.
@@ -189,10 +190,6 @@ class LoopSpotChecks:
         else:
             training.last_compared = step
 
-    @property
-    def _few(self) -> int:
-        return max(2 * self._ranks.size - 1, self._training.hparams.accumulate + 1, 3)
-
     def _compare(self, job: Job, batch: GlobalBatch, data: Any, samples: int, step: int) -> str:
         """Take a plain step and the technique's on a batch; why that could not be, if so.
 
@@ -241,7 +238,7 @@ class LoopSpotChecks:
             try:
                 other = off(way)
             except Exception as error:
-                if not _says_no_room(error):
+                if not failures.ran_out_of_memory(error):
                     raise
                 self._training.warn(f"it can't be told whether rounding makes what differs: {_NO_ROOM}")
                 return {}
@@ -293,7 +290,7 @@ class LoopSpotChecks:
         wanted = whole.bytes_to_gather(parallel)
         # On a CPU there are gradients too.
         wanted *= 2 if self._ranks.device.type == "cpu" else 1
-        if self._ranks.any(self._ranks.is_first and wanted > _available_bytes()):
+        if self._ranks.any(self._ranks.is_first and wanted > host_memory.available()):
             return None
         return whole.gathered(parallel)
 
@@ -312,7 +309,7 @@ class LoopSpotChecks:
                 if hooks and "saved tensor hooks" in str(error):
                     return self._plain(job, weights, data, of, samples, hooks=False)
                 why_not = f"the plain loop raised {type(error).__name__}: {str(error)[:200]}"
-                if not _says_no_room(error):
+                if not failures.ran_out_of_memory(error):
                     break
                 why_not = _NO_ROOM
             finally:
@@ -361,7 +358,7 @@ class LoopSpotChecks:
             with comparing.noting_formats(plain, model, hooks=hooks):
                 loss, counted, gradients = loop.gradients(parts)
             stateful = self._stateful()
-            plain.step = Step(loss, counted, gradients, before, loop.weights(), loop.buffers(), stateful)
+            plain.step = Step(loss, counted, gradients, before, loop.weights(), buffers_of(model), stateful)
 
     def _technique(self, job: Job, batch: GlobalBatch) -> Step:
         """The technique's step, as far as this rank sees it."""
@@ -378,7 +375,7 @@ class LoopSpotChecks:
                 if own.hparams.clip_grad_norm is not None:
                     own.parallel.clip_gradients(own.hparams.clip_grad_norm)
                 gradients = comparing.gradients_of(own.parallel, self._aliases)
-                buffers = comparing.buffers_of(own.parallel, self._aliases)
+                buffers = buffers_of(own.parallel.model, self._aliases)
                 weights = singles({name: p for p, name in self._names().items()})
             finally:
                 own.parallel.drop_gradients()
@@ -429,16 +426,3 @@ def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) ->
 def _copied(data: Any) -> Any:
     """A batch, which a model or a loss may change in place, before the step itself."""
     return map_tensors(torch.clone, data)
-
-
-def _says_no_room(error: Exception) -> bool:
-    """Whether ``error``, or what raised it, is that memory did not suffice."""
-    return any(map(failures.is_out_of_memory, filter(None, (error, error.__cause__))))
-
-
-def _available_bytes() -> int:
-    """The host's memory that is free to be used."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
