@@ -90,7 +90,7 @@ def test_steps_are_read_as_they_were_written_or_not_at_all() -> None:
     written = kept_steps.dumped(plain)
     again = kept_steps.loaded(written)
     assert again is not None
-    assert dataclasses.replace(again, steps=[]) == dataclasses.replace(plain, sizes=[3, 1], steps=[])
+    assert dataclasses.replace(again, steps=[]) == dataclasses.replace(plain, steps=[])
     (found,) = again.steps
     assert (found.loss, found.counted, found.stateful, found.counts) == (1.5, None, frozenset("a"), {"x": 3})
     assert found.gradients["c"] is None
