@@ -14,7 +14,6 @@ containers is this, and no more:
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import pwd
 import re
@@ -35,6 +34,7 @@ from saturn_airflow.deployment.packages import missing_packages
 from saturn_airflow.deployment.processes import HOST, free_port
 from saturn_airflow.deployment.restart_policy import RestartPolicy
 from saturn_airflow.deployment.services import LocalServices
+from saturn_airflow.launch.file_locks import try_lock
 from saturn_airflow.model.errors import SaturnError
 
 #: The ports of the compose file, with their usual numbers.
@@ -47,6 +47,7 @@ SMALL = {
     "WORKER_CONCURRENCY": "2",
     "AIRFLOW_DAGS_REFRESH": "5",
 }
+_READY_SECONDS = 180.0
 
 
 class LocalCluster(LocalServices):
@@ -145,17 +146,19 @@ class LocalCluster(LocalServices):
                 raise SaturnError(f"not ready after {timeout:.0f} s: {', '.join(late)}\n{tails}")
             time.sleep(0.1)
 
-    def wait_ready(self, name: str, timeout: float = 180.0) -> None:
+    def wait_ready(self, name: str) -> None:
         """Wait until a service that was started again passes its health check.
 
-        :raises SaturnError: when it does not within ``timeout`` seconds.
+        :raises SaturnError: when it does not within three minutes.
         """
         service = self.services[name]
         assert service.healthcheck is not None, name
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _READY_SECONDS
         while not self._healthy(service):
             if time.monotonic() > deadline:
-                raise SaturnError(f"{name} is not ready after {timeout:.0f} s\n{self.processes.tail(name)}")
+                raise SaturnError(
+                    f"{name} is not ready after {_READY_SECONDS:.0f} s\n{self.processes.tail(name)}"
+                )
             time.sleep(0.2)
 
     def kill(self, name: str, sign: int = signal.SIGKILL, everything: bool = False) -> None:
@@ -198,12 +201,8 @@ class LocalCluster(LocalServices):
     def _lock_folder(self) -> None:
         """Refuse to share the folder with another cluster; end what a killed one left behind."""
         self._lock = (self.state / "lock").open("wb")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SaturnError(
-                f"a cluster already runs in {self.state}; end it, or use another folder"
-            ) from None
+        if not try_lock(self._lock):
+            raise SaturnError(f"a cluster already runs in {self.state}; end it, or use another folder")
         for name in self.services:
             self.processes.end_marked(name)
 

@@ -9,13 +9,12 @@ whole checkpoint of a job that has not finished never goes, nor anything of a jo
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from saturn_airflow.launch import checkpoint_files, runs
+from saturn_airflow.launch import checkpoint_files, file_locks, runs
 from saturn_airflow.model.folders import SUPERSEDED
 from saturn_airflow.model.status import Status
 
@@ -60,18 +59,9 @@ def sweeps_of(home: Path) -> list[Path]:
     return sorted(path for path in (home / "sweeps").glob("*/*/*") if path.is_dir())
 
 
-@contextlib.contextmanager
-def alone(home: Path) -> Iterator[bool]:
+def alone(home: Path) -> AbstractContextManager[bool]:
     """Be the only one in the deployment who takes checkpoints away; False where somebody else is at it."""
-    home.mkdir(parents=True, exist_ok=True)
-    file = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(file)
+    return file_locks.alone(home / _LOCK)
 
 
 def keep_to(budget: float, sweeps: Iterable[Path], why: str) -> KeptWithinBudget:

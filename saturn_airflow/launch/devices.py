@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from saturn_airflow.model.errors import DeviceError, InvalidSweepError
 
 # The number of the kernel's first namespace of process ids (PROC_PID_INIT_INO in linux/proc_ns.h).
 _PIDS_OF_THE_HOST = 0xEFFFFFFC
+# The driver's own memory, and what a desktop holds, are no reason to wait.
+_FREE_BYTES, _FREE_SHARE = 2**30, 0.05
+# The memory of a process that was killed is freed within seconds.
+_FREED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,30 @@ def used_bytes(uuids: Sequence[str]) -> dict[str, tuple[int, int]]:
                     memory = nvml.nvmlDeviceGetMemoryInfo(part)
                     found[uuid] = int(memory.used), int(memory.total)
         return found
+
+
+def wait_until_free(uuids: Sequence[str], poll: Callable[[], bool], seconds: float = _FREED_SECONDS) -> str:
+    """Wait for the memory of these GPUs to be freed by whoever had them: leases bind nobody but Saturn.
+
+    :param poll: called five times a second; True ends the waiting.
+    :param seconds: how long to wait at most.
+    :returns: who is still in the way, as a sentence; empty where nobody is.
+    """
+    give_up_at = time.monotonic() + seconds
+    while True:
+        in_use = {
+            uuid: used
+            for uuid, (used, total) in used_bytes(uuids).items()
+            if used > max(_FREE_BYTES, _FREE_SHARE * total)
+        }
+        if not in_use:
+            return ""
+        if time.monotonic() > give_up_at:
+            told = ", ".join(f"{used / 2**30:.1f} GiB of {uuid}" for uuid, used in in_use.items())
+            return f"{told} are in use by processes that are not Saturn's; what fits and how fast will be off"
+        if poll():
+            return ""
+        time.sleep(0.2)
 
 
 def smallest_gpu_bytes() -> int | None:

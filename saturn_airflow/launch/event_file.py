@@ -73,50 +73,42 @@ def last(folder: Path, kind: str) -> Event | None:
     """The last event of this kind, looked for from the end: training of days says millions of things."""
     # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
     wanted = b'{"event": "%s"' % kind.encode()
-    with (
-        suppress(OSError, ValueError),  # nothing was said yet
-        open(folder / NAME, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
-    ):
-        end = said.rfind(b"\n") + 1
-        while True:
-            at = said.rfind(b"\n" + wanted, 0, end) + 1
-            if not at and said[: len(wanted)] != wanted:  # the first line of all has none before it
-                return None
-            found = _event(said[at : said.find(b"\n", at)])
-            if found is not None or not at:
-                return found
-            end = at
-    return None
+    said = _said(folder)
+    end = said.rfind(b"\n") + 1
+    while True:
+        at = said.rfind(b"\n" + wanted, 0, end) + 1
+        if not at and said[: len(wanted)] != wanted:  # the first line of all has none before it
+            return None
+        found = _event(said[at : said.find(b"\n", at)])
+        if found is not None or not at:
+            return found
+        end = at
 
 
 def first_since(folder: Path, mark: str, kind: str) -> Event | None:
     """The first event of this kind after the last ``mark``; None where there is none."""
-    with (
-        suppress(OSError, ValueError),  # nothing was said yet
-        open(folder / NAME, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
-    ):
-        at = said.rfind(b'\n{"event": "%s"' % mark.encode())
-        at = said.find(b'\n{"event": "%s"' % kind.encode(), at + 1) + 1 if at >= 0 else 0
-        return _event(said[at : said.find(b"\n", at)]) if at else None
-    return None
+    said = _said(folder)
+    at = said.rfind(b'\n{"event": "%s"' % mark.encode())
+    at = said.find(b'\n{"event": "%s"' % kind.encode(), at + 1) + 1 if at >= 0 else 0
+    return _event(said[at : said.find(b"\n", at)]) if at else None
 
 
 def every(folder: Path, kind: str) -> list[Event]:
     """All events of this kind, found without reading the others, which may be millions."""
     wanted = b'\n{"event": "%s"' % kind.encode()
-    found: list[Event | None] = []
-    with (
-        suppress(OSError, ValueError),  # nothing was said yet
-        open(folder / NAME, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as said,
-    ):
-        at = said.find(wanted)
-        while at >= 0:
-            found.append(_event(said[at + 1 : said.find(b"\n", at + 1)]))
-            at = said.find(wanted, at + 1)
+    said, found = _said(folder), list[Event | None]()
+    at = said.find(wanted)
+    while at >= 0:
+        found.append(_event(said[at + 1 : said.find(b"\n", at + 1)]))
+        at = said.find(wanted, at + 1)
     return [event for event in found if event is not None]
+
+
+def _said(folder: Path) -> bytes | mmap.mmap:
+    """All of the file, without reading it; nothing where nothing was said yet."""
+    with suppress(OSError, ValueError), open(folder / NAME, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return b""
 
 
 def seconds_between(first: Event, then: Event) -> float:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ class _Log:
         self.process = os.getpid()
         self.told_by = {"": first, "loss": first}
         self.source = ""
-        self.muted = 0
+        self.muted = False
         self.sets_up = False
         self.step: int | None = None
         self.counts: dict[str, tuple[int, int]] = {}
@@ -143,43 +143,32 @@ def tell_losses(here: bool) -> None:
         _log.told_by["loss"] = here
 
 
-@contextmanager
-def muted() -> Iterator[None]:
+def muted() -> AbstractContextManager[None]:
     """Around calls of the job's code that a plain loop would not make."""
-    if (log := _log) is None:
-        yield
-        return
-    log.muted += 1
-    try:
-        yield
-    finally:
-        log.muted -= 1
+    return _for_now("muted", True)
 
 
-@contextmanager
-def loading() -> Iterator[None]:
+def loading() -> AbstractContextManager[None]:
     """Around what loads the model and the data of a training that is set up."""
-    if (log := _log) is None:
-        yield
-        return
-    before, log.sets_up = log.sets_up, False
-    try:
-        yield
-    finally:
-        log.sets_up = before
+    return _for_now("sets_up", False)
+
+
+def in_loss() -> AbstractContextManager[None]:
+    """Around calls of the job's loss function."""
+    return _for_now("source", "loss")
 
 
 @contextmanager
-def in_loss() -> Iterator[None]:
-    """Around calls of the job's loss function."""
+def _for_now(name: str, value: Any) -> Iterator[None]:
     if (log := _log) is None:
         yield
         return
-    before, log.source = log.source, "loss"
+    before = getattr(log, name)
+    setattr(log, name, value)
     try:
         yield
     finally:
-        log.source = before
+        setattr(log, name, before)
 
 
 def _install() -> None:

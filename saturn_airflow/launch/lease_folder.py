@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import trusted_folder
+from saturn_airflow.launch.file_locks import try_lock
 from saturn_airflow.launch.holders import Holder as Holder
 from saturn_airflow.launch.holders import is_count, is_moment
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
@@ -93,7 +94,7 @@ class LeaseFolder:
             fcntl.flock(self._gate, fcntl.LOCK_EX)
         else:
             until = time.monotonic() + seconds
-            while not _try_lock(self._gate):
+            while not try_lock(self._gate):
                 if time.monotonic() > until:
                     raise TimeoutError("somebody is held up inside the folder of device leases")
                 time.sleep(_GATE_PAUSE)
@@ -140,7 +141,7 @@ class LeaseFolder:
                 self._ignore("devices", name, error)
                 continue
             try:
-                if not _try_lock(file):
+                if not try_lock(file):
                     found[name] = _holder_of(file)
             finally:
                 os.close(file)
@@ -166,7 +167,7 @@ class LeaseFolder:
                 f"the lease of {device} can't be taken: its file is {_why(error)}; remove devices/{device} "
                 "from the folder of leases"
             ) from None
-        if not _try_lock(file):
+        if not try_lock(file):
             os.close(file)
             return None
         _write(file, replace(holder, since=time.time()).to_dict())
@@ -188,7 +189,7 @@ class LeaseFolder:
                     raise ValueError("not named as tickets are")
                 file = self._open(self._tickets, name)
                 try:
-                    if not _try_lock(file):
+                    if not try_lock(file):
                         found.append(Ticket(name, _read(file)))
                     elif os.fstat(file).st_uid == os.geteuid():
                         os.unlink(name, dir_fd=self._tickets)
@@ -394,14 +395,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return "a link" if error.errno == errno.ELOOP else error.strerror or str(error)
     return str(error)
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _holder_of(file: int) -> Holder:

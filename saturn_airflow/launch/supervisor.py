@@ -41,7 +41,6 @@ from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.failures import Failure, RanksFailedError, Whose
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
-from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.launch.output_limit import OutputLimit
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
@@ -193,8 +192,9 @@ class Supervisor:
             with self._lease([device.name for device in wanted], turn) as lease:
                 self._begin_turn(turn, lease)
                 mine = [found[number] for number in turn.device_ids]
-                if occupied := wait_until_free([device.uuid for device in mine if device.uuid], self._poll):
-                    self._tell_of_others(occupied)
+                uuids = [device.uuid for device in mine if device.uuid]
+                if in_use := devices.wait_until_free(uuids, self._poll):
+                    self._tell_of_others(in_use)
                 if launching.scratch is None:
                     launching.scratch = held.enter_context(scratch.folder())
                     if why := scratch.why_not_compiled_there(Path(launching.scratch)):

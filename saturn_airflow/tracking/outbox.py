@@ -7,16 +7,17 @@ how far they were sent is noted after MLflow's answer, so a record may be sent t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from saturn_airflow.launch import file_locks
 from saturn_airflow.model import json_text
 from saturn_airflow.model.disks import write_whole
 
@@ -146,20 +147,9 @@ class Outbox:
         with contextlib.suppress(OSError), (self.folder / "refused.jsonl").open("a") as file:
             file.write(json.dumps({"reason": reason, "record": record}, default=str) + "\n")
 
-    @contextlib.contextmanager
-    def sole_sender(self) -> Iterator[bool]:
+    def sole_sender(self) -> AbstractContextManager[bool]:
         """Whether this process is, for as long as the context lasts, the one that sends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
+        return file_locks.alone(self.folder / "lock")
 
     def _write(self) -> None:
         try:

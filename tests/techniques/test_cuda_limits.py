@@ -285,7 +285,7 @@ def test_a_trial_measures(technique: str, tmp_path: Path) -> None:
 
 @needs_a_gpu
 def test_another_process_on_a_gpu_is_seen() -> None:
-    from saturn_airflow.launch import devices, occupied
+    from saturn_airflow.launch import devices
 
     pytest.importorskip("pynvml")
     uuid = devices.gpu_uuids()[0]
@@ -306,7 +306,7 @@ def test_another_process_on_a_gpu_is_seen() -> None:
         used, total = devices.used_bytes([uuid])[uuid]
         assert 3 * 2**30 < used <= total
         if used > 0.05 * total:
-            told = occupied.wait_until_free([uuid], lambda: False, seconds=0.5)
+            told = devices.wait_until_free([uuid], lambda: False, seconds=0.5)
             assert f"of {uuid} are in use by processes that are not Saturn's" in told
         stranger.communicate("")
     time.sleep(1.0)

@@ -13,7 +13,6 @@ from fake_nvml import GIB, Gpu
 
 from saturn_airflow.launch import devices
 from saturn_airflow.launch.devices import Device
-from saturn_airflow.launch.occupied import wait_until_free
 from saturn_airflow.model.errors import DeviceError, InvalidSweepError
 
 UUIDS = ["GPU-aa11", "GPU-bb22", "GPU-cc33", "GPU-dd44"]
@@ -113,9 +112,9 @@ def test_memory_that_is_being_freed_is_waited_for(monkeypatch: pytest.MonkeyPatc
         busy.used = 0
         return False
 
-    assert wait_until_free(["GPU-a"], poll) == ""
-    assert "70.0 GiB of GPU-b" in wait_until_free(["GPU-a", "GPU-b"], poll, seconds=0)
-    assert wait_until_free([], poll, seconds=0) == ""
+    assert devices.wait_until_free(["GPU-a"], poll) == ""
+    assert "70.0 GiB of GPU-b" in devices.wait_until_free(["GPU-a", "GPU-b"], poll, seconds=0)
+    assert devices.wait_until_free([], poll, seconds=0) == ""
 
 
 @pytest.mark.cuda
