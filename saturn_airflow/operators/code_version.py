@@ -33,13 +33,9 @@ def code_version(context: Context) -> dict[str, str]:
 
 def commit_of(folder: Path) -> dict[str, str]:
     """The commit that is checked out in ``folder``, and whether files in it were changed since."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=64", "--exclude", "*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # no git here, or one that does not answer
-        return {}
-    commit, _, dirty = done.stdout.strip().partition("-")
-    if done.returncode or not _COMMIT.fullmatch(commit):
+    said = _git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude", "*") or b""
+    commit, _, dirty = said.decode().strip().partition("-")
+    if not _COMMIT.fullmatch(commit):
         return {}
     # What is changed elsewhere in the repository is no change of these files.
     changes = _digest_of_changes(folder) if dirty else None
@@ -56,11 +52,17 @@ def as_text(tags: Mapping[str, str]) -> str | None:
 def _digest_of_changes(folder: Path) -> str | None:
     """What tells the changed files of a folder from other changes, None where there are none; files that git
     does not know are not seen."""
-    command = ["git", "-C", str(folder), "diff", "--no-ext-diff", "HEAD", "--", "."]
+    changes = _git(folder, "diff", "--no-ext-diff", "HEAD", "--", ".")
+    if changes is None:  # as in a clone that lacks a file's last version
+        return "unknown"
+    return hashlib.sha256(changes).hexdigest()[:16] if changes else None
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """What git says; None where it is not here, does not answer or fails."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    if done.returncode:  # as in a clone that lacks a file's last version
-        return "unknown"
-    return hashlib.sha256(done.stdout).hexdigest()[:16] if done.stdout else None
+        return None
+    return None if done.returncode else done.stdout

@@ -6,15 +6,16 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow.sdk import Context
 
+from saturn_airflow.model import references
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedCluster
-from saturn_airflow.operators import missed_deadlines
 from saturn_airflow.operators.context import SweepContext, finite, home, sharing_rules
 
 if TYPE_CHECKING:
@@ -32,6 +33,21 @@ _CLOSING_SECONDS = 10.0
 #: Where it is nobody's doing, a deadline counts as missed from this share of the time to it on: estimates are
 #: a few per cent off.
 _OWN_SHARE = 0.05
+
+
+def tell_author(function: str | None, context: Context, deadline: Mapping[str, Any]) -> None:
+    """Call the author's ``on_missed_deadline``; what goes wrong there is logged, and costs no sweep.
+
+    :param function: as ``"module:name"``; None where there is none.
+    :param deadline: ``at`` (seconds since the epoch), ``planned``; on the way ``expected`` (when all is
+        done), at the end ``met`` and ``late_seconds``.
+    """
+    if function is None:
+        return
+    try:
+        references.resolve(function)(context, dict(deadline))
+    except Exception:
+        log.exception("on_missed_deadline %s failed; the sweep goes on", function)
 
 
 class BrokenDeadlines(NamedTuple):
@@ -204,7 +220,7 @@ def _tell_once(
         log.exception("Nobody else knows that this is told")
     log.error("%s", in_words(own))
     due = {"at": own.deadline, "planned": True, "expected": own.end}
-    missed_deadlines.tell(function, context, finite(due))
+    tell_author(function, context, finite(due))
 
 
 def _changed_at(path: Path) -> float:

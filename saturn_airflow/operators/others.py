@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context
@@ -95,8 +96,6 @@ def tell_others(
 
     :param law: of the errors of its estimates.
     """
-    from saturn_airflow.launch.ledger import Ledger
-
     jobs = {job.name: job for job in problem.jobs}
     told = tuple(
         SharedJob(
@@ -106,20 +105,9 @@ def tell_others(
         )
         for entry in entries
     )
-    try:
-        Ledger(home()).write(
-            ActiveSweep(
-                dag_id=sweep.dag_id,
-                run_id=sweep.run_id,
-                folder=str(sweep.folder.relative_to(home())),
-                made=max((entry.attempt for entry in entries), default=0.0),
-                nodes=problem.nodes,
-                sweep=replace(facts, jobs=told),
-                law=None if law is None else law.to_dict(),
-            )
-        )
-    except OSError as error:
-        log.warning("The plans of other sweeps don't know of this one: %s", error)
+    made = max((entry.attempt for entry in entries), default=0.0)
+    known = None if law is None else law.to_dict()
+    _tell(sweep, sweep.folder, made=made, nodes=problem.nodes, sweep=replace(facts, jobs=told), law=known)
 
 
 def tell_of_trials(
@@ -131,8 +119,6 @@ def tell_of_trials(
 
     :param trials: as profile tasks take them.
     """
-    from saturn_airflow.launch.ledger import Ledger
-
     if not trials:
         return
     kinds = {node.name: node.kind for node in cluster}
@@ -147,20 +133,21 @@ def tell_of_trials(
         team=settings.team,
         trials=True,
     )
-    folder = str((sweep.folder / "trials").relative_to(home()))
+    _tell(sweep, sweep.folder / "trials", made=now, nodes=cluster.nodes, sweep=facts)
+
+
+def _tell(of: SweepContext, folder: Path, **facts: Any) -> None:
+    """Write down for others what a sweep is, whose runs lie in ``folder``.
+
+    :param facts: as :class:`~saturn_airflow.model.active_sweep.ActiveSweep` has them.
+    """
+    from saturn_airflow.launch.ledger import Ledger
+
+    where = str(folder.relative_to(home()))
     try:
-        Ledger(home()).write(
-            ActiveSweep(
-                dag_id=sweep.dag_id,
-                run_id=sweep.run_id,
-                folder=folder,
-                made=now,
-                nodes=cluster.nodes,
-                sweep=facts,
-            )
-        )
+        Ledger(home()).write(ActiveSweep(dag_id=of.dag_id, run_id=of.run_id, folder=where, **facts))
     except OSError as error:
-        log.warning("Other sweeps don't know of this one while it is measured: %s", error)
+        log.warning("The plans of other sweeps don't know of this one: %s", error)
 
 
 def _as_job(trial: Trial, kinds: Mapping[str, str]) -> PlannedJob:

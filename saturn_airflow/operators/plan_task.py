@@ -22,7 +22,7 @@ from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
 from saturn_airflow.model.sharing import SharedSweep, least_seconds
-from saturn_airflow.operators import missed_deadlines, promises
+from saturn_airflow.operators import deadline_watch, promises
 from saturn_airflow.operators.context import (
     SweepContext,
     deployed_teams,
@@ -30,7 +30,6 @@ from saturn_airflow.operators.context import (
     mlflow_uri,
     pull_from_trials,
 )
-from saturn_airflow.operators.deadline_watch import say_what_breaks
 from saturn_airflow.operators.drains import drained
 from saturn_airflow.operators.first_plan import profiling, to_plan
 from saturn_airflow.operators.inventory import lost
@@ -143,7 +142,9 @@ class PlanOperator(KeptPlanOperator):
                 for entry in next_round.entries_of(state, problem, decided, cluster, going, made)
             ]
             tell_others(sweep, facts, problem, found, known.law)
-            self.also_told |= say_what_breaks(context, sweep, self.settings, made, self.meets_deadline)
+            self.also_told |= deadline_watch.say_what_breaks(
+                context, sweep, self.settings, made, self.meets_deadline
+            )
             stay = next_round.staying(found, state.progress, decided.adoption)
             stay.update(self.waiting)
             _stop(state.progress, [job for job in going.situation.left if job not in stay])
@@ -407,7 +408,7 @@ class PlanOperator(KeptPlanOperator):
                 self.log.info("%s is stopped to go on elsewhere", job)
         elif not self.meets_deadline:
             late = {"at": self.ends_by, "planned": False}
-            missed_deadlines.tell(self.settings.on_missed_deadline, context, late)
+            deadline_watch.tell_author(self.settings.on_missed_deadline, context, late)
 
     def nodes_now(self, context: Context) -> Cluster:
         """The nodes to plan with first."""

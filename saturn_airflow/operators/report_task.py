@@ -22,7 +22,7 @@ from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators import (
     cancelled,
-    missed_deadlines,
+    deadline_watch,
     numbers_for_airflow,
     others,
     promises,
@@ -136,7 +136,7 @@ class ReportOperator(BaseOperator):
         if due := planned.get("deadline"):
             found["deadline"] = lateness(due, outcomes)
             if not found["deadline"]["met"]:
-                missed_deadlines.tell(self.settings.on_missed_deadline, context, found["deadline"])
+                deadline_watch.tell_author(self.settings.on_missed_deadline, context, found["deadline"])
         return found
 
     def _errors(

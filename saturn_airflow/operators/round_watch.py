@@ -90,9 +90,7 @@ class RoundWatchOperator(BaseSensorOperator):
             self.log.error(
                 "No worker listens for %s any more: its jobs go on elsewhere, in the next round", names
             )
-            over = over_file(SweepContext.of(context, self.settings.group), self.number, attempt)
-            over.parent.mkdir(parents=True, exist_ok=True)
-            over.touch()
+            _touch(over_file(SweepContext.of(context, self.settings.group), self.number, attempt))
             skip_tasks([(self.train_tasks[n.name], index) for n in gone for index in left[n.name]])
             return True
         self._end_for_drained(context, cluster, attempt, left)
@@ -109,8 +107,7 @@ class RoundWatchOperator(BaseSensorOperator):
         if not any(left[name] for name in leaving) or len(leaving) == len(cluster) or over.exists():
             return
         self.log.warning("%s: drained; the round is over, and the next plan does without", ", ".join(leaving))
-        over.parent.mkdir(parents=True, exist_ok=True)
-        over.touch()
+        _touch(over)
 
     def _end_for_others(self, context: Context, attempt: float) -> None:
         """End the round for all where what waits is better elsewhere, since others have come or ended."""
@@ -128,8 +125,7 @@ class RoundWatchOperator(BaseSensorOperator):
             self.log.info(
                 "On other nodes what waits would end earlier by %.0f%%: the round is over", 100 * won
             )
-            over.parent.mkdir(parents=True, exist_ok=True)
-            over.touch()
+            _touch(over)
 
     def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:
         """When the round was planned; by node, the states of its train tasks that have not ended."""
@@ -152,3 +148,8 @@ class RoundWatchOperator(BaseSensorOperator):
             known = {index: states.get(f"{task}_{index}", state) for index, state in known.items()}
             left[node] = {index: state for index, state in known.items() if state not in ENDED}
         return attempt, left
+
+
+def _touch(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()

@@ -112,10 +112,7 @@ def _connections_of(job: Job) -> Iterator[tuple[str, str]]:
 
 def texts_in(file: Path) -> set[str]:
     """The texts that stand in a Python file; none where it can't be read."""
-    try:
-        nodes = ast.walk(ast.parse(file.read_bytes()))
-    except (OSError, SyntaxError, ValueError):
-        return set()
+    nodes = _nodes(file)
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
@@ -124,17 +121,20 @@ def references_in(file: Path) -> set[str]:
 
     Not what lies in the modules that it imports: ``import pandas`` names none of its functions.
     """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in _nodes(file):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.update(f"{node.module}:{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and _REFERENCE.fullmatch(str(node.value)):
             found.add(str(node.value))
     return found
+
+
+def _nodes(file: Path) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def _is_own(path: Path) -> bool:

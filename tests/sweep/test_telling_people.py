@@ -14,7 +14,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from any_job import ANY_JOB
 
 from saturn_airflow import Cluster, InvalidSweepError, Node, SaturnSweepOperator
-from saturn_airflow.operators import airflow_internals, missed_deadlines, numbers_for_airflow
+from saturn_airflow.operators import airflow_internals, deadline_watch, numbers_for_airflow
 from saturn_airflow.operators.numbers_for_airflow import LeaseWait, tell_of_sweep
 
 TOLD: list[Any] = []
@@ -69,10 +69,10 @@ def test_the_function_is_called_and_may_fail(
     monkeypatch.setitem(sys.modules, module.__name__, module)
     TOLD.clear()
     context: Any = {"ti": "this"}
-    missed_deadlines.tell(None, context, {"at": 1.0})
-    missed_deadlines.tell("alerts_of_a_shop:page", context, {"at": 1.0, "late_seconds": 5.0})
-    missed_deadlines.tell("alerts_of_a_shop:broken", context, {"at": 1.0})
-    missed_deadlines.tell("alerts_of_a_shop:missing", context, {"at": 1.0})
+    deadline_watch.tell_author(None, context, {"at": 1.0})
+    deadline_watch.tell_author("alerts_of_a_shop:page", context, {"at": 1.0, "late_seconds": 5.0})
+    deadline_watch.tell_author("alerts_of_a_shop:broken", context, {"at": 1.0})
+    deadline_watch.tell_author("alerts_of_a_shop:missing", context, {"at": 1.0})
     assert [(context, {"at": 1.0, "late_seconds": 5.0})] == TOLD
     assert len([record for record in caplog.records if record.exc_info]) == 2
 
