@@ -97,7 +97,7 @@ def decide(
     if told == FROM_SCRATCH:
         return RestartDecision(now, "this was asked for")
     changes = before.changes(now)
-    if found and asker.goes_on_with(found[-1]) and not (told in (FROM_SCRATCH, GO_ON) and changes):
+    if found and asker.goes_on_with(found[-1]) and not (told == GO_ON and changes):
         return RestartDecision(before, goes_on_from=_other(folder, before))
     if wish == FROM_SCRATCH and told in (None, AS_PLANNED):
         return RestartDecision(now, "the DAG run's conf asks for it")

@@ -27,7 +27,6 @@ from saturn_airflow.training.own_step.configured import check_hparams
 from saturn_airflow.training.own_step.own_step_state import OwnStepState
 from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.own_step.validation import OwnEvaluation
-from saturn_airflow.training.protocols import SpotChecks
 
 
 class OwnStepTraining(Training):
@@ -80,7 +79,7 @@ class OwnStepTraining(Training):
     def _schedule(self) -> None:
         """Its schedulers are as the checkpoint left them."""
 
-    def _make_spot_checks(self, bare: nn.Module | None) -> SpotChecks:
+    def _make_spot_checks(self, bare: nn.Module | None) -> OwnStepSpotChecks:
         return OwnStepSpotChecks(self, lambda: self.own)
 
     def _look_at_alike(self) -> None:
@@ -159,7 +158,7 @@ class OwnStepTraining(Training):
     def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
         self.state.set_schedulers(extra["schedulers"])
         self.own.set_counts(extra["own_step"])
-        logged = extra.get("metric_objects", {})
+        logged = extra["metric_objects"]
         self.own.metric_objects.logged = {name: (part, at_end) for name, (part, at_end) in logged.items()}
 
     def begin_epoch_anew(self, why: str) -> None:
