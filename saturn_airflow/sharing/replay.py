@@ -25,6 +25,8 @@ _NOTHING = 1e-9
 _SOON = 1e-6
 #: Events of one moment, at the most: with more, time stands still by a mistake of Saturn's.
 _MOST_AT_ONCE = 20_000
+#: Seconds between checkpoints: what a lost node costs at the most.
+_CHECKPOINT_SECONDS = 600.0
 
 Key = tuple[str, str]
 Decide = Callable[[SharedCluster, SharingRules], Decision]
@@ -187,7 +189,6 @@ def replay(
     sure: Collection[Key] = (),
     changes: Sequence[NodeChange] = (),
     learn: bool = True,
-    checkpoint_every: float = 600.0,
     by: Decide = decide,
 ) -> Replay:
     """Simulate what is there, and what arrives, to the end.
@@ -199,7 +200,6 @@ def replay(
     :param sure: running jobs whose expected seconds have that in them already.
     :param changes: nodes that go and come on the way.
     :param learn: whether speeds that are seen correct what is expected of a job.
-    :param checkpoint_every: seconds between checkpoints: what a lost node costs at the most.
     :param by: how it is decided what runs next.
     """
     return _Replay(
@@ -208,7 +208,6 @@ def replay(
         rules,
         sorted(changes, key=lambda c: c.at),
         learn,
-        checkpoint_every,
         by,
         slow or {},
     ).run(begin, actual or {}, sure)
@@ -224,12 +223,11 @@ class _Replay:
         rules: SharingRules,
         changes: list[NodeChange],
         learn: bool,
-        checkpoint_every: float,
         by: Decide,
         slow: Mapping[str, float],
     ) -> None:
         self.arrivals, self.nodes, self.rules, self.changes = arrivals[::-1], nodes, rules, changes[::-1]
-        self.learn, self.checkpoint_every, self.by, self.slow = learn, checkpoint_every, by, slow
+        self.learn, self.by, self.slow = learn, by, slow
         self.sweeps: dict[str, SharedSweep] = {}
         self.live: dict[str, dict[str, _JobState]] = {}
         self.running: dict[Key, _JobState] = {}
@@ -394,7 +392,7 @@ class _Replay:
         for key, live in list(self.running.items()):
             if live.shared.place is not None and live.shared.place.node == change.node:
                 # Checkpoints are taken to come at equal distances from the launch, the set-up included.
-                lost = (self.now - live.began) % self.checkpoint_every / live.net
+                lost = (self.now - live.began) % _CHECKPOINT_SECONDS / live.net
                 live.rest = min(live.left, live.rest + lost)
                 self._release(key, live)
 

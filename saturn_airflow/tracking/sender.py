@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 _METRICS_PER_REQUEST = 1000
 _PARAMS_PER_REQUEST = 100
 _BATCHED = ("metrics", "tags")
+# Seconds between two rounds of sending while MLflow answers. Each costs both sides ten milliseconds of a
+# core, which the jobs of a hundred devices would ask of one server.
+_PAUSE = 5.0
+# Between two tries, at most, while it does not.
+_LONGEST_PAUSE = 30.0
 
 
 class Sender:
@@ -284,17 +289,10 @@ class Sender:
 
 
 class BackgroundSender:
-    """Sends the records of an outbox from a thread of its own: the first at once, then every ``pause``.
+    """Sends the records of an outbox from a thread of its own: the first at once, the others now and then."""
 
-    :param pause: seconds between two rounds of sending while MLflow answers. Each costs both sides ten
-        milliseconds of a core, which the jobs of a hundred devices would ask of one server.
-    :param longest_pause: seconds between two tries, at most, while it does not.
-    """
-
-    def __init__(self, sender: Sender, pause: float = 5.0, longest_pause: float = 30.0) -> None:
+    def __init__(self, sender: Sender) -> None:
         self.sender = sender
-        self._pause = pause
-        self._longest_pause = longest_pause
         self._changed = threading.Condition()
         self._stopping = False
         self._tries = 0
@@ -344,7 +342,7 @@ class BackgroundSender:
                     return
                 self._hurry = False
                 self._sending = True
-            pause = self._pause
+            pause = _PAUSE
             all_sent = False
             away = True
             try:
@@ -363,12 +361,12 @@ class BackgroundSender:
                         self.sender.outbox.folder,
                     )
                 gone = time.monotonic() - away_since
-                pause = min(self._longest_pause, self._pause + gone / 2) * random.uniform(0.8, 1.2)
+                pause = min(_LONGEST_PAUSE, _PAUSE + gone / 2) * random.uniform(0.8, 1.2)
             except Exception:
                 log.exception(
                     "Sending records to MLflow failed; they are kept in %s", self.sender.outbox.folder
                 )
-                pause = self._longest_pause
+                pause = _LONGEST_PAUSE
             with self._changed:
                 self._tries += 1
                 self._sending = False
