@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -231,3 +231,18 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch
     for tensor in map(_local, tensors):
         groups.setdefault(tensor.device, []).append(tensor)
     return groups
+
+
+def forget_missing(parameters: Mapping[str, nn.Parameter], here: Set[str], ranks: Ranks) -> None:
+    """Remove the gradients of those ``parameters`` that no rank computed; every rank calls this together.
+
+    A missing gradient is a zero in the sum over the ranks, as where each trains other experts of a mixture.
+    One that is missing on every rank stays missing, so that the optimizer leaves its parameter alone, as it
+    does on one device.
+
+    :param here: the names of those whose gradients this rank computed.
+    """
+    found = ranks.sums([float(name in here) for name in parameters])
+    for parameter, count in zip(parameters.values(), found, strict=True):
+        if not count:
+            parameter.grad = None

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from saturn_airflow.launch.request import DoesNotFit
-from saturn_airflow.parallelism.missing import forget_missing
-from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.parallelism.parallel import Parallel, forget_missing
 from saturn_airflow.training.without_group import without_group
 
 

@@ -27,10 +27,9 @@ from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.agreeing import Agreement
 from saturn_airflow.parallelism.blocks import find_blocks
-from saturn_airflow.parallelism.missing import forget_missing
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.narrow_gathers import NarrowGathers
-from saturn_airflow.parallelism.parallel import Kernels, Parallel
+from saturn_airflow.parallelism.parallel import Kernels, Parallel, forget_missing
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.ranks import Ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,10 +18,12 @@ from saturn_airflow.training.checkpoints import Checkpoints
 from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.plateau import Plateau
-from saturn_airflow.training.protocols import SpotChecks
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
 from saturn_airflow.training.structure import FIRST_STEPS, Structure
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.guarding.spot_checks import LoopSpotChecks
 
 
 class BaseTraining:
@@ -47,7 +49,7 @@ class BaseTraining:
     frozen: Mapping[str, torch.nn.Parameter]
     state: State
     checkpoints: Checkpoints | None
-    spot_checks: SpotChecks | None
+    spot_checks: LoopSpotChecks | None
     plateau: Plateau
 
     #: Steps done, of all calls; those that were done when this call began.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -48,9 +48,11 @@ from saturn_airflow.training.optim.broken_optimizers import broken_optimizers
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.plateau import Plateau
-from saturn_airflow.training.protocols import Evaluates, SpotChecks
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.tables import Table
+
+if TYPE_CHECKING:
+    from saturn_airflow.training.own_step.validation import OwnEvaluation
 
 # Batches that are slower than those after them, while caches fill.
 _WARMUPS = 2
@@ -100,7 +102,7 @@ class Training(BaseTraining):
         bare = whole.without_weights(model) if copied else None
         self._parallelize(technique, model)
         self.cut = Cut(hparams.accumulate, self.parallel.share, self.parallel.shares)
-        self.evaluation: Evaluates | None = None
+        self.evaluation: Evaluation | OwnEvaluation | None = None
         self._prepare()
 
         self.step = 0
@@ -124,7 +126,7 @@ class Training(BaseTraining):
         self._look_at_alike()
         can_differ = spot_checks.can_differ(self.parallel, job, request.technique, request.parameters)
         looking = request.measure is None and can_differ
-        self.spot_checks: SpotChecks | None = self._make_spot_checks(bare) if looking else None
+        self.spot_checks = self._make_spot_checks(bare) if looking else None
         self.parallel.settle()
         self.structure = resuming.structure(self)
         self.first_step = self.step
@@ -198,7 +200,7 @@ class Training(BaseTraining):
         """Make the scheduler, as it is after the steps that are done."""
         self.scheduler_step = resuming.schedule(self)
 
-    def _make_spot_checks(self, bare: nn.Module | None) -> SpotChecks:
+    def _make_spot_checks(self, bare: nn.Module | None) -> spot_checks.LoopSpotChecks:
         return spot_checks.LoopSpotChecks(self, bare, self.aliases)
 
     def _look_at_alike(self) -> None:

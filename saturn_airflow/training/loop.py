@@ -1,10 +1,12 @@
-"""Training one job on this rank, by the loop that it needs."""
+"""Training one job on this rank, or evaluating its model, by the loop that it needs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from saturn_airflow.launch.request import TrainRequest
+from saturn_airflow.launch.request import Measure, TrainRequest
+from saturn_airflow.training import precision
 from saturn_airflow.training.job_training import Look, Training, look_nowhere
 from saturn_airflow.training.ranks import Ranks
 
@@ -36,6 +38,19 @@ def train(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
 
         return training.train(request, ranks)
     return make_training(request, ranks).run()
+
+
+def score(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
+    """Evaluate the job's model as it is before its first step; every rank calls this together.
+
+    :returns: ``eval_loss``, and ``metrics``: the job's own by name.
+    :raises JobError: when it can't be evaluated, or has no evaluation data.
+    """
+    training = make_training(replace(request, measure=Measure(), folder=""), ranks)
+    assert training.evaluation is not None, "who asks has made sure that there are evaluation data"
+    precision.use(request.job.hparams.precision)
+    eval_loss, own = training.evaluation.run()
+    return {"eval_loss": eval_loss, "metrics": own}
 
 
 def make_training(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere) -> Training:

@@ -35,7 +35,7 @@ __all__ = ["DoesNotFit", "Session"]
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
 _GUARDED = "saturn_airflow.training.guarding.guarded:measure"
-_SCORE = "saturn_airflow.training.scoring:score"
+_SCORE = "saturn_airflow.training.loop:score"
 _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0

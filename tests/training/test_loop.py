@@ -22,10 +22,9 @@ from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.loading import load_model
-from saturn_airflow.training.loop import train
+from saturn_airflow.training.loop import score, train
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.scoring import score
 
 pytestmark = pytest.mark.ranks
 

@@ -21,8 +21,8 @@ from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.exports import export_model, load_exported
+from saturn_airflow.training.loop import score
 from saturn_airflow.training.ranks import Ranks
-from saturn_airflow.training.scoring import score
 
 pytestmark = pytest.mark.ranks
 

@@ -14,7 +14,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.profiling.scoring_earlier import job_of
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.exports import export_model
-from saturn_airflow.training.scoring import score
+from saturn_airflow.training.loop import score
 
 pytestmark = pytest.mark.ranks
 
