@@ -16,7 +16,7 @@ _MOVES = {
         "cluster deadlines definition errors estimates folders formats guards jobs plan problem references"
         " rounds selection"
     ),
-    ("", "operators"): "graph round_graph sweep",
+    ("", "operators"): "graph round_graph:graph sweep",
     ("commands", "commands"): "shared:command_line",
     ("operators", "operators"): (
         "inside:airflow_internals plan:plan_task profile:profile_task report:report_task train:train_task"
@@ -41,9 +41,9 @@ _MOVES = {
         " supervisor users_code warm warm_server"
     ),
     ("training", "parallelism"): (
-        "adapting agreeing anatomy batch_norm blocks caches changing_buffers limits:unsupported missing"
-        " module_state neighbours parallel pipelines recomputation replicating sharding sources spilling"
-        " stages tensor_cuts"
+        "adapting agreeing anatomy batch_norm blocks caches changing_buffers limits:unsupported"
+        " missing:parallel module_state neighbours parallel pipelines recomputation replicating sharding"
+        " sources spilling stages tensor_cuts"
     ),
     ("training", "training.guarding"): "differences guard guarded plain randomness samples",
     ("training", "training.losses"): "decompose means objective rules",

@@ -1,8 +1,9 @@
-"""Pieces of a sweep's graph: stages of mapped tasks."""
+"""Pieces of a sweep's graph: stages of mapped tasks, and rounds, several of them in groups of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, XComArg
@@ -11,11 +12,14 @@ from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators.airflow_internals import own_item_of
+from saturn_airflow.operators.champion_task import ChampionOperator, ScoreOperator
 from saturn_airflow.operators.executors import of_node_tasks
 from saturn_airflow.operators.inventory import pool_of, pool_of_short_tasks
+from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.profile_task import ProfileOperator
 from saturn_airflow.operators.retrying import SHORT_TASK_POLICY, short_task_retries, training_retries
 from saturn_airflow.operators.round_train import RoundTrainOperator
+from saturn_airflow.operators.round_watch import RoundWatchOperator
 from saturn_airflow.operators.trials_task import PickOperator
 from saturn_airflow.operators.wave_tasks import NextWaveOperator
 from saturn_airflow.profiling.waves import WAVES
@@ -87,6 +91,87 @@ def profile_waves(settings: SweepSettings, trials: BaseOperator, stages: Stages)
                 **short(stages.profile),
             )
     return measuring
+
+
+def rounds_of(
+    settings: SweepSettings, waves: list[Any], stages: Stages
+) -> tuple[list[BaseOperator], list[Any], list[BaseOperator]]:
+    """``round_1.plan``, ``round_1.train``, ``round_2.plan`` and so on; of one round ``plan`` and ``train``.
+
+    A plan waits for all training of the round before, however that ended: at a boundary its tasks succeed.
+    Where there are several nodes, ``round_1.watch`` notices that one is lost or drained, and one more round
+    than is asked for is in reserve for what it had, and skipped where none is.
+
+    :param waves: the tasks that measure, which the first plan waits for.
+    :returns: the plan tasks, the train tasks, and the others.
+    """
+    plans: list[BaseOperator] = []
+    trained: list[Any] = []
+    watching: list[BaseOperator] = []
+    cluster, most = settings.cluster, settings.rounds.most
+    before = waves
+    for number in range(1, settings.last_round + 1):
+        with TaskGroup(group_id=f"round_{number}") if max(most, number) > 1 else nullcontext():
+            planned = PlanOperator(
+                task_id="plan",
+                number=number,
+                settings=settings,
+                profile_tasks=[task.task_id for task in waves],
+                earlier=[task.task_id for task in plans],
+                trained=[task.task_id for task in trained],
+                **short(stages.plan, TriggerRule.ALL_DONE),
+            )
+            training = train_tasks(settings, planned, stages)
+            planned.train_tasks = [task.task_id for task in training]
+            if number < settings.last_round and len(cluster) > 1:
+                watch = RoundWatchOperator(
+                    task_id="watch",
+                    number=number,
+                    settings=settings,
+                    plan_task=planned.task_id,
+                    train_tasks={n.name: t.task_id for n, t in zip(cluster, training, strict=True)},
+                    **short(stages.plan),
+                )
+                planned >> watch
+                watching.append(watch)
+        before >> planned
+        plans.append(planned)
+        trained += training
+        before = [planned, *training]
+    return plans, trained, watching
+
+
+def champion_scored(
+    settings: SweepSettings, plan_tasks: list[str], train: list[Any], stages: Stages
+) -> list[Any]:
+    """``champion`` and ``score``: one mapped task per node, of which the best job's node has one instance.
+
+    :param train: the tasks that train.
+    :returns: ``champion``, then the tasks that score; none where nothing is to be registered.
+    """
+    if settings.register_as is None:
+        return []
+    champion = ChampionOperator(
+        task_id="champion",
+        settings=settings,
+        plan_tasks=plan_tasks,
+        train_tasks=[task.task_id for task in train],
+        **short(stages.report, TriggerRule.ALL_DONE),
+    )
+    train >> champion
+    scoring = per_node(
+        settings.cluster,
+        champion,
+        ScoreOperator,
+        "score",
+        mapped="entry",
+        part="champion",
+        label="{{ task.entry.name }} version {{ task.entry.version }}",
+        deciding=stages.report,
+        settings=settings,
+        **short(stages.profile),
+    )
+    return [champion, *scoring]
 
 
 def train_tasks(settings: SweepSettings, plan: BaseOperator, stages: Stages) -> list[Any]:

@@ -39,12 +39,17 @@ from saturn_airflow.model.settings import (
 )
 from saturn_airflow.model.stage_settings import Stages
 from saturn_airflow.operators import checked_jobs
-from saturn_airflow.operators.champion_graph import champion_scored
 from saturn_airflow.operators.context import deployed_teams, use_techniques_folder
-from saturn_airflow.operators.graph import first, profile_waves, short, wait_in_pool
+from saturn_airflow.operators.graph import (
+    champion_scored,
+    first,
+    profile_waves,
+    rounds_of,
+    short,
+    wait_in_pool,
+)
 from saturn_airflow.operators.inventory import deployed_cluster
 from saturn_airflow.operators.report_task import ReportOperator
-from saturn_airflow.operators.round_graph import rounds_of
 from saturn_airflow.operators.trials_task import TrialsOperator
 
 #: Of an asset, in characters.

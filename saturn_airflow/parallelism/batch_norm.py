@@ -154,9 +154,7 @@ class _OverRanks(TorchFunctionMode):
         self.was_used = False
         self._whole = whole
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.batch_norm:
             self.was_used = True
             arguments = _SIGNATURE.bind(*args, **(kwargs or {}))

@@ -5,7 +5,7 @@ Most are frozen, but those of a copy of the student, which no gradient reaches, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,13 +32,7 @@ class _CopiesBeforeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._by_memory.setdefault(memory, []).append(tensor)
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do what was asked for, after a look at what it writes into."""
         kwargs = kwargs or {}
         if getattr(getattr(func, "_schema", None), "is_mutable", False):

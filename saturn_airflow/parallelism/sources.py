@@ -55,9 +55,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Say what ``tensor`` was computed from."""
         self._sources[tensor.untyped_storage()] = sources
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # What an operation returns, in memory of its own, or writes to was computed from all that it was
         # given.
         kwargs = kwargs or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -29,9 +29,7 @@ def lean_attention() -> Iterator[None]:
 class _ReplacedByName(TorchFunctionMode):
     """Replaces the function where it was imported by name."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_attend if func is _ATTENTION else func)(*args, **(kwargs or {}))
 
 

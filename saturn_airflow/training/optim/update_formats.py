@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,13 +23,7 @@ class UpdateFormat(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: The lowest one so far.
         self.lowest = torch.float64
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do what was asked for, and look at what came of it."""
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
