@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -98,32 +98,26 @@ def whole_batch_of(model: nn.Module) -> WholeBatch | None:
     return next((whole for whole in found if whole is not None), None)
 
 
-@contextmanager
-def no_statistics(model: nn.Module) -> Iterator[None]:
+def no_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Have each sample computed by itself, as :attr:`WholeBatch.ignored` says."""
-    whole = whole_batch_of(model)
-    if whole is None:
-        yield
-        return
-    whole.ignored = True
-    try:
-        yield
-    finally:
-        whole.ignored = False
+    return _for_now(model, "ignored")
+
+
+def each_rank_alone(model: nn.Module, alone: bool = True) -> AbstractContextManager[None]:
+    """Have BatchNorms look at their own rank's batch, if ``alone``."""
+    return _for_now(model, "apart", alone)
 
 
 @contextmanager
-def each_rank_alone(model: nn.Module, alone: bool = True) -> Iterator[None]:
-    """Have BatchNorms look at their own rank's batch, if ``alone``."""
-    whole = whole_batch_of(model)
-    if whole is None:
+def _for_now(model: nn.Module, flag: str, value: bool = True) -> Iterator[None]:
+    if (whole := whole_batch_of(model)) is None:
         yield
         return
-    whole.apart = alone
+    setattr(whole, flag, value)
     try:
         yield
     finally:
-        whole.apart = False
+        setattr(whole, flag, False)
 
 
 def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -189,15 +189,16 @@ def ordered(loader: DataLoader[Any], job: Job, in_order: bool) -> DataLoader[Any
         sampler=own_order if generator is None else loader.sampler,
         generator=None if generator is None else loader.generator,
         drop_last=loader.drop_last,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
+        **fetching(loader),
     )
+
+
+def fetching(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How a loader fetches its batches, as another takes it."""
+    names = "num_workers collate_fn pin_memory timeout multiprocessing_context prefetch_factor"
+    return {name: getattr(loader, name) for name in names.split()}
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -93,12 +93,15 @@ class Ranks:
         found: list[float] = added.tolist()
         return found
 
-    def everyones(self, value: T) -> list[T]:
-        """``value`` of every rank, in order; every rank must call this together."""
+    def everyones(self, value: T, group: Any = None) -> list[T]:
+        """``value`` of every rank, in order; every rank must call this together.
+
+        :param group: whom ranks talk to each other through; None for the default.
+        """
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
         return values
 
     def barrier(self) -> None:

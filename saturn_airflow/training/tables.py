@@ -22,7 +22,7 @@ from saturn_airflow.training.batches import Cut, Data, GlobalBatch, KeepsNothing
 from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.given_order import GivenOrder, generator_of
 from saturn_airflow.training.layout import Layout, MicroBatch
-from saturn_airflow.training.loaders import aside, collates_each_alone, shuffles
+from saturn_airflow.training.loaders import aside, collates_each_alone, fetching, shuffles
 from saturn_airflow.training.seeded_samples import Keys, SeededSamples, WorkerInit, order
 from saturn_airflow.training.without_group import without_group
 
@@ -70,13 +70,8 @@ class Table(KeepsNothing):
         loader = DataLoader(
             self._samples,
             batch_sampler=Keys(self._keys(start, cut, limit)),
-            num_workers=self.loader.num_workers,
-            collate_fn=self.loader.collate_fn,
-            pin_memory=self.loader.pin_memory,
-            timeout=self.loader.timeout,
             worker_init_fn=WorkerInit(self.loader.worker_init_fn),
-            multiprocessing_context=self.loader.multiprocessing_context,
-            prefetch_factor=self.loader.prefetch_factor,
+            **fetching(self.loader),
         )
         # Workers are forked here, and see what is seen here.
         with without_group():
