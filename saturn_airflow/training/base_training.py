@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,8 +23,21 @@ from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.state import State
 from saturn_airflow.training.structure import FIRST_STEPS, Structure
 
-if TYPE_CHECKING:
-    from saturn_airflow.training.guarding.spot_checks import LoopSpotChecks
+
+class SpotChecks(Protocol):
+    """Compares the technique with one device while it trains; every rank calls its methods together."""
+
+    def before(self, batch: GlobalBatch, *, last: bool) -> float:
+        """Check the step on ``batch``, if it is its turn or the ``last``; the seconds that took."""
+        ...
+
+    def around(self) -> AbstractContextManager[None]:
+        """Around the step that :meth:`before` was asked about."""
+        ...
+
+    def at_a_stop(self, batch: GlobalBatch) -> None:
+        """Check where training is told to stop, after the step on ``batch``."""
+        ...
 
 
 class BaseTraining:
@@ -49,7 +63,7 @@ class BaseTraining:
     frozen: Mapping[str, torch.nn.Parameter]
     state: State
     checkpoints: Checkpoints | None
-    spot_checks: LoopSpotChecks | None
+    spot_checks: SpotChecks | None
     plateau: Plateau
 
     #: Steps done, of all calls; those that were done when this call began.
