@@ -93,15 +93,12 @@ class Ranks:
         found: list[float] = added.tolist()
         return found
 
-    def everyones(self, value: T, group: Any = None) -> list[T]:
-        """``value`` of every rank, in order; every rank must call this together.
-
-        :param group: whom ranks talk to each other through; None for the default.
-        """
+    def everyones(self, value: T) -> list[T]:
+        """``value`` of every rank, in order; every rank must call this together."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=group)
+        dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from saturn_airflow.launch import checkpoint_files
@@ -64,8 +65,7 @@ class SharedFolder:
 
         :returns: sizes and digests of all its files.
         """
-        parts = self._ranks.everyones(lengths_of(tensors), self._group)
-        lengths = {name: n for part in parts for name, n in part.items()}
+        lengths = {name: n for part in self.everyones(lengths_of(tensors)) for name, n in part.items()}
         with self.explained():
             if self._ranks.is_first:
                 # Somebody may have taken it away meanwhile.
@@ -77,8 +77,7 @@ class SharedFolder:
         with self.explained():
             paths = sorted(folder.glob("*.safetensors"))[self._ranks.rank :: self._ranks.size]
             own_files = {path.name: tensor_files.describe(path) for path in paths}
-        everyones = self._ranks.everyones(own_files, self._group)
-        return {name: described for part in everyones for name, described in part.items()}
+        return {name: described for part in self.everyones(own_files) for name, described in part.items()}
 
     def look_at_disk(self, needed: int) -> None:
         """Warn before the disk is full; ``needed`` are the bytes of a checkpoint."""
@@ -109,6 +108,14 @@ class SharedFolder:
             with suppress(OSError):
                 (self.path / name).rename(self.path / f"damaged-{name}")
 
+    def everyones(self, value: Any) -> list[Any]:
+        """``value`` of every rank, in order; every rank must call this together."""
+        values: list[Any] = [value]
+        if self._ranks.size > 1:
+            values = [None] * self._ranks.size
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Turn a failure to write on any rank into a :class:`CheckpointError` on all of them."""
@@ -120,7 +127,7 @@ class SharedFolder:
         except CheckpointException as error:
             causes = [cause for cause, _ in error.failures.values()]
             failure = next((str(cause) for cause in causes), str(error))
-        everyones = self._ranks.everyones((failure, self._missing() if failure else ""), self._group)
+        everyones = self.everyones((failure, self._missing() if failure else ""))
         first = next((f for f, _ in everyones if f), None)
         if first:
             told = f"no checkpoint can be written to {self.path} ({first})"
