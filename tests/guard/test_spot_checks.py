@@ -128,7 +128,7 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
 
 
 def check_in_a_full_container(requests: list[TrainRequest], ranks: Ranks) -> list[dict[str, Any]]:
-    host_memory._groups = lambda: iter([(Path("/sys/fs/cgroup"), 2.0**30, 2.0**30 - 1.0)])  # type: ignore[assignment]
+    host_memory._groups = lambda: iter([(Path("/sys/fs/cgroup"), 2.0**30, 2.0**30 - 1.0)])  # type: ignore[assignment,misc]
     return check_every_step(requests, True, ranks)
 
 
