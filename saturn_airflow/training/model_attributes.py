@@ -188,6 +188,7 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
                 key not in there
                 and key != SWITCHED
                 and not (isinstance(value, Mapping) and _UNKNOWN in value)
+                and not _holds_weights(vars(module).get(key))
             ):
                 found = plain_values.restored(vars(module).get(key), value)
                 follows = isinstance(found, torch.Tensor) and value.get("device") != "cpu"
@@ -202,6 +203,12 @@ def unswitched(values: Attributes) -> Attributes:
 def switched(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What training has switched, for :func:`switch`."""
     return {prefix: plain_values.decode(own[SWITCHED]) for prefix, own in values.items() if SWITCHED in own}
+
+
+def _holds_weights(value: Any) -> bool:
+    """Whether an attribute lists parameters, as recurrent networks' do: earlier checkpoints had stand-ins of
+    those that another rank trained."""
+    return isinstance(value, list | tuple) and any(isinstance(part, nn.Parameter) for part in value)
 
 
 def other_attributes(model: nn.Module) -> Attributes:

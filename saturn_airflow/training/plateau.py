@@ -71,7 +71,8 @@ class Plateau:
 
     def go_on(self, seen: Mapping[str, Any]) -> None:
         """Continue with what :meth:`to_dict` told, unless that was seen by another rule."""
-        if seen["rule"] != (None if self._rule is None else asdict(self._rule)):
+        # Earlier versions did not write the rule.
+        if "rule" in seen and seen["rule"] != (None if self._rule is None else asdict(self._rule)):
             return
         self._best, self._best_epoch = seen["best"], seen["best_epoch"]
         self._waited, self.reason = seen["waited"], seen["reason"]

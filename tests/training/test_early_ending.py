@@ -72,6 +72,9 @@ def test_what_another_rule_saw_does_not_count() -> None:
         plateau = Plateau(other)
         plateau.go_on(kept)
         assert (plateau.reason is not None) == ends
+    plateau = Plateau(rule)
+    plateau.go_on({key: value for key, value in kept.items() if key != "rule"})
+    assert plateau.reason is not None, "earlier versions did not write the rule"
 
 
 EVALUATED: dict[str, Any] = {"load_eval_dataloader": "loop_jobs:points"}

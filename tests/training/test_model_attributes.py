@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from saturn_airflow.training.model_attributes import ModelAttributes, put
-from saturn_airflow.training.optim import own_classes
+from saturn_airflow.training.optim import own_classes, plain_values
 
 CPU = torch.device("cpu")
 
@@ -30,6 +30,12 @@ def test_stand_ins_of_weights_are_not_kept() -> None:
     model = Recurrent()
     model.cell._flat_weights = stand_ins(model)  # type: ignore[assignment]
     assert ModelAttributes(model, CPU).values() == ({}, {})
+
+
+def test_stand_ins_that_a_checkpoint_has_leave_the_weights_as_they_are() -> None:
+    model = Recurrent()
+    put(model, {"cell": {"_flat_weights": plain_values.encode(stand_ins(model), "it")}}, CPU)
+    assert all(map(torch.equal, model.cell._flat_weights, model.cell.parameters()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "dags"])

@@ -158,7 +158,7 @@ class OwnStepTraining(Training):
     def _set_own_extra(self, extra: Mapping[str, Any]) -> None:
         self.state.set_schedulers(extra["schedulers"])
         self.own.set_counts(extra["own_step"])
-        logged = extra["metric_objects"]
+        logged = extra.get("metric_objects", {})
         self.own.metric_objects.logged = {name: (part, at_end) for name, (part, at_end) in logged.items()}
 
     def begin_epoch_anew(self, why: str) -> None:

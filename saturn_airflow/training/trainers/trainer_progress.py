@@ -81,8 +81,8 @@ class TrainerProgress:
         #: What is remembered after each of the first steps.
         self.seen: dict[int, seen_state.Seen] = {}
         self.warned_of: set[str] = set()
-        #: What the job's first steps made of its model.
-        self.made_first: Mapping[str, str] = {}
+        #: What the job's first steps made of its model; None where an earlier version wrote the checkpoint.
+        self.made_first: Mapping[str, str] | None = {}
 
     @property
     def keeps(self) -> bool:
@@ -125,7 +125,8 @@ class TrainerProgress:
         within = self.epochs.epoch if self.epochs.within_epoch else None
         self._data = DataChanges(self.trainer, loader, within, self._counted)
         model: Any = self.trainer.model
-        self._structure = Structure(self.job, model, self.made_first)
+        known = self.made_first is not None
+        self._structure = Structure(self.job, model, self.made_first or {}) if known else None
         self.setup_seconds = time.perf_counter() - self.started
         self.ranks.emit(
             "start", step=step, total_batches=total, batches_per_epoch=self.per_epoch, checkpoint=None

@@ -63,7 +63,7 @@ class TrainerTraining(TrainerProgress):
             )
         if why := self.code.why_mixed(facts.get("code", {}), path):
             self.warn(why, mixed=True)
-        self.made_first = facts.get("made_first", {})
+        self.made_first = facts.get("made_first")
         if (position := facts.get("position")) is not None:
             self.epochs.go_on(position, only_more=self.request.goes_on_from is not None)
 

@@ -16,7 +16,10 @@ from saturn_airflow.model import disks, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import DiskError, JobError
 
+# 2: ``beside`` has state; 3: one of the others below is there. What has none of them is of 1, so that earlier
+# versions of Saturn go on from it.
 _FORMAT = 3
+_ADDED = {"position": 3, "changed_arguments": 3, "fetched": 3, "beside": 2}
 MANIFEST = "saturn.json"
 #: Bytes of a file that are read at once.
 _PART = 1 << 20
@@ -29,12 +32,13 @@ _ARGUMENTS = "training_args.bin"
 def write_manifest(checkpoint: Path, facts: Mapping[str, Any]) -> None:
     """Say of a checkpoint that it is whole, and what else is to be known of it, JSON-ready."""
     digests = {}
+    number = max((added for name, added in _ADDED.items() if facts.get(name)), default=1)
     arguments = checkpoint / _ARGUMENTS
     if arguments.is_file() and handed_over.is_in(arguments.read_bytes()):
         arguments.unlink()
     for path in _files(checkpoint):
         digests[str(path.relative_to(checkpoint))] = _digest(path, on_disk=True)
-    write_whole(checkpoint / MANIFEST, json.dumps({"format": _FORMAT, **facts, "files": digests}))
+    write_whole(checkpoint / MANIFEST, json.dumps({"format": number, **facts, "files": digests}))
 
 
 def remove_others(folder: Path, *kept: str | None) -> None:
