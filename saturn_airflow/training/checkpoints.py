@@ -407,8 +407,7 @@ class Checkpoints:
                 "if load_model has changed, give the job another name or remove that folder"
             ) from None
         state.set_model(model_tensors)
-        here = {name.removeprefix("model.") for name in model_tensors}
-        numbers = {name: n for name, n in manifest["optimizer_numbers"].items() if name in here}
+        numbers = {n: v for n, v in manifest["optimizer_numbers"].items() if f"model.{n}" in model_tensors}
         # Before the state of groups was kept there was none of it in the manifest.
         state.set_optimizer(optimizer_tensors, numbers, dtypes, manifest.get("optimizer_common", {}))
         if groups := manifest.get("optimizer_groups"):

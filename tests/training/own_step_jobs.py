@@ -422,24 +422,6 @@ class Dropping(Coupled):
         return functional.mse_loss(functional.dropout(self.net(batch[0])), batch[1])
 
 
-class Skipping(Coupled):
-    """Leaves batches out whose loss is large, which each device finds of its own samples."""
-
-    automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        self.optimizer = super().configure_optimizers()
-        return self.optimizer
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = functional.mse_loss(self.net(batch[0]), batch[1])
-        if loss < 1.0:
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        return loss
-
-
 class Several(GAN):
     automatic_optimization = True
 

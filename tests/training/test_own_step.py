@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,8 @@ def test_what_ranks_refuse_of_own_steps_would_be_another_result_or_a_lost_job(tm
 
 
 def test_a_backward_pass_that_some_devices_leave_out_is_refused() -> None:
-    (told,) = launch([request(job("Skipping"), technique="ddp")], 2)[0]
+    skipping = dataclasses.replace(job("Coupled"), load_model="unequal_steps:Skipping")
+    (told,) = launch([request(skipping, technique="ddp")], 2)[0]
     assert told["error"] == "ChangesResultError"
     assert "more backward passes on one device than on another" in told["says"]
 
