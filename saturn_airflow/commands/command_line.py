@@ -58,11 +58,12 @@ def uri_of(args: argparse.Namespace) -> str:
 
     :raises SaturnError: when Airflow's connections can't be read, or there is no store yet.
     """
-    uri = str(args.uri or _deployments_uri())
-    if not args.uri:
-        print(f"MLflow: {without_login(uri)}", file=sys.stderr)
-    store = uri.partition("?")[0].removeprefix("sqlite:///")
-    if uri.startswith("sqlite:///") and not Path(store).exists():
+    if args.uri:
+        return str(args.uri)
+    uri = _deployments_uri()
+    print(f"MLflow: {without_login(uri)}", file=sys.stderr)
+    store = uri.removeprefix("sqlite:///")
+    if store != uri and not Path(store).exists():
         raise SaturnError(f"there is no MLflow store {store}; name one with --uri or MLFLOW_TRACKING_URI")
     return uri
 

@@ -41,7 +41,7 @@ def test_what_counts_is_the_file_that_was_imported(code: Path, monkeypatch: pyte
     module = importlib.import_module("edited_model")
     importlib.import_module("sysconfig").get_config_vars()
     # What a supervisor that is started anew has there is another file than what one that is forked has.
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(code / "edited_model.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(code / "edited_model.py"), raising=False)
     try:
         files = CodeFiles()
         before = dict(files.digests())
