@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 #: For how long devices are taken to be busy on which a job runs under a strategy that its plan did not know.
 _UNKNOWN_SECONDS = 60.0
-#: For how long jobs' folders that do not answer are waited for, all together; then each of them hardly.
-_PATIENCE_SECONDS, _LEAST_PATIENCE = 5.0, 0.05
+#: For how long jobs' folders that do not answer are waited for, all together.
+_PATIENCE_SECONDS = 5.0
 
 
 @functools.lru_cache(maxsize=1000)
@@ -54,7 +54,7 @@ class Ledger:
     def __init__(self, home: Path, warn: Callable[[str], object] = warn_once) -> None:
         self._home = home
         self._warn = warn
-        self._patience = _PATIENCE_SECONDS
+        self._patience = read_apart.Patience(_PATIENCE_SECONDS)
         # Beside the folders of DAGs, of which none begins with a dot, and closed to others as these are.
         self._folder = home / "sweeps" / ".active"
 
@@ -126,15 +126,12 @@ class Ledger:
     def _where(self, active: ActiveSweep, job: str) -> Whereabouts:
         """Where a job of ``active`` is; as if it had not begun where that can't be read, with a warning."""
         folder = self._home / active.folder / slug(job, OF_SWEEPS)
-        began = time.monotonic()
         try:
-            patience = max(_LEAST_PATIENCE, self._patience)
-            return read_apart.within(patience, str(folder), lambda: whereabouts.of(folder))
+            return self._patience.within(str(folder), lambda: whereabouts.of(folder))
         except Exception as error:  # it is damaged, of a newer version, just taken away, or does not answer
             # Who asks plans, waits or trains beside this job: whatever it wrote must not end that.
             what = f"how far {job} of {active.key} is can't be read, and it counts as not begun"
             self._warn(f"{what}: {folder}: {type(error).__name__}: {error}")
-            self._patience -= time.monotonic() - began
             return Whereabouts()
 
     def _read(self, path: Path) -> ActiveSweep | None:

@@ -63,17 +63,35 @@ def within(seconds: float, name: str, read: Callable[[], _T]) -> _T:
     raise TimeoutError(f"{name} does not answer")
 
 
+class Patience:
+    """How long to wait for several that may not answer.
+
+    :param seconds: for those that don't, all together; from then on, each is waited for 0.05 s.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    def within(self, name: str, read: Callable[[], _T]) -> _T:
+        """As :func:`within`, for as long as there is patience."""
+        began = time.monotonic()
+        try:
+            return within(max(_LEAST_SECONDS, self._left), name, read)
+        except TimeoutError:
+            self._left -= time.monotonic() - began
+            raise
+
+
 def those(paths: Iterable[Path], ask: Callable[[Path], bool], seconds: float) -> Iterator[Path]:
     """Those of ``paths`` of which ``ask`` says True, one after another; what does not answer is left out.
 
-    :param seconds: for how long what does not answer is waited for, all together; then each of them hardly.
+    :param seconds: as of :class:`Patience`.
     """
+    patience = Patience(seconds)
     for path in paths:
-        began, says = time.monotonic(), False
-        try:
-            says = within(max(_LEAST_SECONDS, seconds), f"{ask.__qualname__} {path}", partial(ask, path))
-        except TimeoutError:
-            seconds -= time.monotonic() - began
+        says = False
+        with contextlib.suppress(TimeoutError):
+            says = patience.within(f"{ask.__qualname__} {path}", partial(ask, path))
         if says:
             yield path
 
