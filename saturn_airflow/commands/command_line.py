@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,17 @@ def _deployments_uri() -> str:
     from saturn_airflow import tracking
 
     return tracking.resolve_uri(home())
+
+
+def check_number(option: str, value: float | None, least: float, most: float = math.inf) -> None:
+    """Check the number that an option was given; None where it was not.
+
+    :raises SaturnError: where it is not from ``least`` to ``most``; infinity and NaN never are.
+    """
+    if value is None or (math.isfinite(value) and least <= value <= most):
+        return
+    which = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    raise SaturnError(f"{option} {value:g}: give a number {which}")
 
 
 def home() -> Path:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.announce:
         return _announce(args)
     for option, value in (("--cpu", args.cpu), ("--kind", args.kind), ("--queue", args.queue)):
-        if value:
+        if value not in (None, ""):
             raise SaturnError(
                 f"{option} {value} says what is announced, and nothing is: add --announce NAME, the name "
                 "that this machine is to have as a node, or leave it out to see its devices"

@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from saturn_airflow.commands import command_line
 from saturn_airflow.model.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 #: Seconds from the user's return key to this line: Python and the imports above.
 _STARTING = 0.1
 _STARTED = time.monotonic() - _STARTING
+#: More than these, on machines with fewer cores, would only hinder each other.
+_MOST_PROCESSES = 64
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from saturn_airflow.planning import solve
     from saturn_airflow.planning.presenting.plan_files import read_plan
 
+    command_line.check_number("--processes", args.processes, 1, max(_MOST_PROCESSES, _cores()))
     started = _STARTED if time.monotonic() - _STARTED < 1 else None
     problem = Problem.read(args.file)
     previous = read_plan(args.previous) if args.previous else None

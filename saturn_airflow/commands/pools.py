@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from saturn_airflow.commands import command_line
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -38,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     """Make the pools."""
     from saturn_airflow.deployment import pools
     from saturn_airflow.model.cluster import Node
-    from saturn_airflow.model.errors import InvalidSweepError
     from saturn_airflow.operators.inventory import (
         SHORT_POOL,
         default_queue,
@@ -47,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
         worker_slots,
     )
 
-    for name, given in {"--slots": args.slots, "--short-slots": args.short_slots}.items():
-        if given is not None and given < 1:
-            raise InvalidSweepError(f"{name} is {given}; a pool has at least one")
+    command_line.check_number("--slots", args.slots, 1)
+    command_line.check_number("--short-slots", args.short_slots, 1)
     if not has_queues():
         print("This executor has no queues in which tasks could be lost: no pools are needed")
         return 0

@@ -15,6 +15,9 @@ from saturn_airflow.model.selection import MedianStopping, Rule, SuccessiveHalvi
 if TYPE_CHECKING:
     from saturn_airflow.planning.online.simulation import NodeLoss, Simulation
 
+#: Estimates that are off by more than that are none: the numbers would not fit into floats.
+_MOST_NOISE = 10.0
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -70,6 +73,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
+    command_line.check_number("--noise", args.noise, 0, _MOST_NOISE)
+    command_line.check_number("--checkpoint", args.checkpoint, 0)
+    command_line.check_number("--launch", args.launch, 0)
+    command_line.check_number("--epochs", args.epochs, 1)
+    command_line.check_number("--time-limit", args.time_limit, 0.001)
     if args.arrivals is not None:
         from saturn_airflow.commands import simulate_arrivals
 
@@ -83,8 +91,6 @@ def run(args: argparse.Namespace) -> int:
             "'free' and 'release' out"
         )
     rounds = Rounds(most=args.rounds, every_minutes=args.every, share=args.share, off_by=args.off_by)
-    if args.epochs < 1 or not args.time_limit > 0 or min(args.checkpoint, args.launch) < 0:
-        raise InvalidSweepError("epochs and the time limit are above 0, checkpoint and launch from 0")
     costs = simulation.Costs(checkpoint=args.checkpoint, launch=args.launch)
     same: dict[str, Any] = {
         "noise": args.noise,

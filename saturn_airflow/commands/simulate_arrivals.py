@@ -28,8 +28,6 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidSweepError(
             "--fail-node and --selection do not go with --arrivals; nodes that go are named in the file"
         )
-    if min(args.noise, args.checkpoint, args.launch) < 0:
-        raise InvalidSweepError("noise, checkpoint and launch are 0 or more")
     file = ArrivalsFile.read(args.arrivals)
     rules = SharingRules(checkpoint=args.checkpoint, shares=file.shares)
     arrivals = [_arrival(sweep, file, args) for sweep in file.sweeps]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saturn_airflow.commands import command_line
 from saturn_airflow.model import json_text
 from saturn_airflow.model.errors import JobError, SaturnError
 from saturn_airflow.model.status import Status
@@ -115,10 +116,8 @@ def _checked_devices(args: argparse.Namespace, job: Job) -> int:
     from saturn_airflow import library
 
     technique = library.get(args.technique)
-    if args.batches is not None and args.batches < 1:
-        raise SaturnError(f"--batches {args.batches}: give a number of at least 1")
-    if args.devices is not None and args.devices < 1:
-        raise SaturnError(f"--devices {args.devices}: give a number of at least 1")
+    command_line.check_number("--batches", args.batches, 1)
+    command_line.check_number("--devices", args.devices, 1)
     if type(technique).execute is not library.BaseTechnique.execute:
         raise SaturnError(
             f"technique {args.technique!r} trains by itself, in its execute, which can't be run by hand; "

@@ -51,8 +51,8 @@ def solve(
         left out: the lower bound is a weak one.
     :param all_wait: whether nothing runs until there is a plan. Planning for ``"makespan"`` then also stops
         when it has taken as long as any better plan could save: the makespan of the best less the bound.
-    :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap below 0, or a
-        deadline that is missing, misplaced or no time.
+    :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap that is no
+        share, or a deadline that is missing, misplaced or no time.
     :raises MissedDeadlineError: (an InvalidSweepError) when the deadline can't be met, or no plan that
         meets it was found in time.
     """
@@ -85,7 +85,9 @@ def solve(
 def _check(time_limit: float, gap: float, processes: int) -> None:
     if not 0 < time_limit < math.inf:
         raise InvalidSweepError(f"the time limit is {time_limit!r}; give the seconds to plan for, above 0")
-    if not 0 <= gap < math.inf:
-        raise InvalidSweepError(f"the gap is {gap!r}; give a share such as 0.01 for one per cent, from 0")
+    if not 0 <= gap <= 1:
+        raise InvalidSweepError(
+            f"the gap is {gap!r}; give a share between 0 and 1, such as 0.01 for one per cent"
+        )
     if processes < 1:
         raise InvalidSweepError(f"processes is {processes!r}; give at least 1")

@@ -62,8 +62,9 @@ def test_a_gap_ends_the_search(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "0.9"]) == 0
     loose = json.loads(capsys.readouterr().out)
     assert 0 < loose["gap"] <= 0.9, "no better one was looked for"
-    assert main([*asked, "-1"]) == 2
-    assert "gap is -1" in capsys.readouterr().err
+    for gap in ("-1", "2", "nan"):
+        assert main([*asked, gap]) == 2
+        assert f"the gap is {float(gap)}; give a share between 0 and 1" in capsys.readouterr().err
 
 
 def test_a_previous_plan_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

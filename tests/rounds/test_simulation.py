@@ -167,9 +167,12 @@ def test_the_command_prints_what_happened(capsys: pytest.CaptureFixture[str]) ->
         (["--share", "2"], "share is 2"),
         (["--off-by", "-1"], "off_by is -1"),
         (["--every", "0"], "every_minutes is 0"),
-        (["--epochs", "0"], "epochs and the time limit are above 0"),
-        (["--checkpoint", "-1"], "checkpoint and launch from 0"),
-        (["--launch", "-1"], "checkpoint and launch from 0"),
+        (["--epochs", "0"], "--epochs 0: give a number of at least 1"),
+        (["--checkpoint", "-1"], "--checkpoint -1: give a number of at least 0"),
+        (["--checkpoint", "nan"], "--checkpoint nan: give a number of at least 0"),
+        (["--launch", "inf"], "--launch inf: give a number of at least 0"),
+        (["--time-limit", "inf"], "--time-limit inf: give a number of at least 0.001"),
+        (["--noise", "1000"], "--noise 1000: give a number from 0 to 10"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -208,12 +211,11 @@ def test_the_command_draws_errors_of_the_shape_that_it_is_told(capsys: pytest.Ca
     [
         (("--rounds", "0"), "at least 1"),
         (("--every", "0.01"), "most of a minute"),
-        (("--noise", "-1"), "noise is -1.0"),
+        (("--noise", "-1"), "--noise -1: give a number from 0 to 10"),
         (("--fail-node", "nowhere@0.5"), "no node 'nowhere'"),
         (("--fail-node", "node00@soon"), "NAME@SHARE"),
         (("--fail-node", "node00"), "NAME@SHARE"),
         (("--fail-node", "node00@0.1", "--fail-node", "node01@0.2"), "all nodes are lost"),
-        (("--epochs", "0"), "above 0"),
     ],
 )
 def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str], words: Any, message: Any) -> None:
