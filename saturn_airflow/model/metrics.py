@@ -20,7 +20,8 @@ TAKEN = frozenset(
         *("step", "steps", "epoch", "lr", "eta_seconds", "samples_per_second", "seconds_per_batch"),
         *("batches", "batches_per_epoch", "total_batches", "seconds_per_batch_spread"),
         *("train_seconds", "setup_seconds", "warmup_seconds", "evaluation_seconds", "ready_seconds"),
-        *("mean_seconds_per_batch", "planned_seconds", "actual_seconds", "gpu_hours"),
+        *("mean_seconds_per_batch", "planned_seconds", "actual_seconds", "device_hours"),
+        "gpu_hours",  # what versions before called device_hours
         *("peak_device_bytes", "peak_host_bytes"),
     )
 )

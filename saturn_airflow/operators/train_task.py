@@ -442,7 +442,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self.mlflow_url = job_run.url
         uri = job_run.log_model_folder(outcome.model) if outcome.model else None
         hours = held * planned.devices / 3600
-        found = {"planned_seconds": planned.planned_seconds, "actual_seconds": held, "gpu_hours": hours}
+        found = {"planned_seconds": planned.planned_seconds, "actual_seconds": held, "device_hours": hours}
         job_run.log_metrics(found)
         if goes_on:
             job_run.leave()

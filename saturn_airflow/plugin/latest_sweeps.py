@@ -111,7 +111,7 @@ _FIGURES: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
         "rung": lambda value: True,
     },
     XCOM_RETURN_KEY: {
-        **dict.fromkeys(("actual_seconds", "utilisation", "gpu_hours"), _is_number),
+        **dict.fromkeys(("actual_seconds", "utilisation"), _is_number),
         **dict.fromkeys(("failed", "pruned"), _is_list),
         **dict.fromkeys(("champion", "registered"), _is_mapping),
         "best": _is_best,

@@ -33,9 +33,19 @@ _FIGURES = (
     "gap",
     "actual_seconds",
     "utilisation",
-    "gpu_hours",
+    "device_hours",
 )
-_JOB_FIGURES = ("planned_seconds", "actual_seconds", "gpu_hours", "step", "loss", "epoch_loss", "eval_loss")
+_JOB_FIGURES = (
+    "planned_seconds",
+    "actual_seconds",
+    "device_hours",
+    "step",
+    "loss",
+    "epoch_loss",
+    "eval_loss",
+)
+#: What earlier versions called figures, by their present names.
+_CALLED_BEFORE = {"device_hours": "gpu_hours"}
 _REPORT = "report.json"
 # Runs or experiments of one answer.
 _PAGE = 1000
@@ -225,4 +235,4 @@ def _common(uri: str, run: Run) -> dict[str, Any]:
 
 
 def _numbers(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float | None]:
-    return {name: metrics.get(name) for name in names}
+    return {name: metrics.get(name, metrics.get(_CALLED_BEFORE.get(name, name))) for name in names}

@@ -101,11 +101,11 @@ def test_the_runs_of_a_sweep_compare_in_mlflow(deployment: Any, runs: dict[str, 
     for run in children:
         assert {"loss", "epoch_loss", "samples_per_second", "planned_seconds"} <= set(run.data.metrics)
         hours = run.data.metrics["actual_seconds"] * int(run.data.params["devices"]) / 3600
-        assert run.data.metrics["gpu_hours"] == pytest.approx(hours)
+        assert run.data.metrics["device_hours"] == pytest.approx(hours)
         (data,) = run.inputs.dataset_inputs  # type: ignore[union-attr]
         assert data.dataset.name == "shop.data:python_text"
-    spent = sum(run.data.metrics["gpu_hours"] for run in children)
-    assert parent.data.metrics["gpu_hours"] == pytest.approx(spent)
+    spent = sum(run.data.metrics["device_hours"] for run in children)
+    assert parent.data.metrics["device_hours"] == pytest.approx(spent)
 
 
 def test_losers_are_pruned_and_nothing_fails(deployment: Any, runs: dict[str, str]) -> None:
