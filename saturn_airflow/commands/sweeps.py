@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.commands import command_line
-from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.printable import in_short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {"finished": "green", "failed": "red", "running": "cyan", "pruned": "dim", "stopped": "yellow"}
+#: What MLflow gives in one answer.
+_MOST_SWEEPS = 50_000
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         found: Any = sweep_runs.one(uri, args.sweep)
     else:
-        if args.limit < 1:
-            raise SaturnError(f"--limit {args.limit}: give a number of at least 1")
+        command_line.check_number("--limit", args.limit, 1, _MOST_SWEEPS)
         found = sweep_runs.recent(uri, args.limit, args.dag)
     if args.json:
         print(json.dumps(found, indent=2))
@@ -108,9 +110,12 @@ def _show(sweep: Mapping[str, Any]) -> None:
     console.print(f"{sweep['sweep']}  {sweep['status']}", style="bold", markup=False)
     right = ("devices", "planned", "actual", "loss", "eval loss", *own)
     _table(console, (*columns, *own), rows, right)
-    for job in sweep["jobs"]:
-        if job["reason"]:
-            _line(console, f"{job['job']}: {job['reason']}")
+    reasons = {job["job"]: job["reason"] for job in sweep["jobs"] if job["reason"]}
+    for name, reason in reasons.items():
+        _line(console, f"{name}: {in_short(reason)}")
+    if any(in_short(reason) != reason.strip() for reason in reasons.values()):
+        whole = f"saturn sweeps show {shlex.quote(sweep['sweep'])} --json"
+        _line(console, f"tracebacks: `{whole}` has them, as have the logs of the jobs' tasks")
     if sweep["planned_seconds"] is not None:
         _line(
             console,

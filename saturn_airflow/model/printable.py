@@ -24,6 +24,12 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
+def in_short(reason: str) -> str:
+    """``reason`` without the traceback in it: what stands before it, else what was raised, its last line."""
+    said, _, raised = reason.strip().partition("Traceback (most recent call last):\n")
+    return said.strip() or raised.rpartition("\n")[2]
+
+
 def without_login(text: str) -> str:
     """``text`` with the addresses in it as people may see them: ``https://ann:secret@host`` is ``https://host``."""
     return _LOGIN.sub(r"\1", text)

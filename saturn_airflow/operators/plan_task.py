@@ -19,6 +19,7 @@ from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
+from saturn_airflow.model.printable import in_short
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
 from saturn_airflow.model.sharing import SharedSweep, least_seconds
@@ -178,7 +179,7 @@ class PlanOperator(KeptPlanOperator):
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
         if not planned:
-            reasons = "; ".join(f"{entry['job']}: {entry['reason']}" for entry in unplanned)
+            reasons = "; ".join(f"{entry['job']}: {in_short(entry['reason'])}" for entry in unplanned)
             raise AirflowFailException(f"no job can be planned. {reasons}")
         try:
             problem = Problem(sweep.key, cluster.nodes, tuple(planned))

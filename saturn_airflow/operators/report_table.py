@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.printable import in_short
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.choosing import in_words
 
@@ -28,6 +29,11 @@ def _rows(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
         value = "-" if (found := o.value_of(metric)) is None else f"{found:.4f}"
         lines.append(f"{o.job:{width}}  {strategy:14} {planned:>9} {actual:>9} {value:>{wide}}  {o.status}")
     return lines
+
+
+def why_ended(outcome: Outcome) -> str:
+    """Why a job came to nothing; a traceback is left to the log of the task that met it."""
+    return in_short(outcome.reason or "no reason was told")
 
 
 def _figures(result: Mapping[str, Any]) -> list[str]:
@@ -85,7 +91,9 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     lines += [f"{o.job}: {o.mixed}" for o in outcomes if o.mixed]
     return lines + [
-        f"{o.job} {o.reason}" if o.status == Status.FINISHED else f"{o.job} {o.status.in_words}: {o.reason}"
+        f"{o.job} {o.reason}"
+        if o.status == Status.FINISHED
+        else f"{o.job} {o.status.in_words}: {why_ended(o)}"
         for o in outcomes
         if o.reason or o.status != Status.FINISHED
     ]

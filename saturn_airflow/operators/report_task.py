@@ -41,7 +41,7 @@ from saturn_airflow.operators.context import (
 )
 from saturn_airflow.operators.leftovers import send_unsent, stop_leftovers, with_last_checkpoints
 from saturn_airflow.operators.pruning import prune
-from saturn_airflow.operators.report_table import table
+from saturn_airflow.operators.report_table import table, why_ended
 from saturn_airflow.operators.round_report import at_last, of_rounds
 from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
@@ -62,7 +62,7 @@ class ReportOperator(BaseOperator):
 
     The result is a mapping: ``best`` (job, metric, value, model_uri, run_id), ``jobs`` (one outcome per
     job), ``failed`` and ``pruned`` (names), ``planned_seconds``, ``actual_seconds``,
-    ``gap``, ``utilisation``, ``gpu_hours`` (device-hours), ``deadline`` (where there was one: when, and
+    ``gap``, ``utilisation``, ``device_hours``, ``deadline`` (where there was one: when, and
     whether it was met), ``promise`` (by when all was to be done with which odds, and whether it was
     ``kept``), ``champion`` (scored anew), ``registered`` (what came of ``register_as``, if it was
     given), ``mlflow_url`` and more; with several rounds ``rounds``, and with a selection
@@ -218,7 +218,7 @@ class ReportOperator(BaseOperator):
         CheckpointBudgets(sweep.folder, own, self.log.info, self.log.warning).keep(at_once=True)
         context["ti"].xcom_push("return_value", finite(result))
         if self._too_many_failed(result):
-            reasons = "\n".join(f"  {o.job}: {o.reason}" for o in outcomes if o.job in result["failed"])
+            reasons = "\n".join(f"  {o.job}: {why_ended(o)}" for o in outcomes if o.job in result["failed"])
             raise AirflowFailException(
                 f"{len(result['failed'])} of {len(outcomes)} jobs failed "
                 f"(allowed_failures={self.settings.allowed_failures}):\n{reasons}"
@@ -344,7 +344,7 @@ def summarize(
         "planning_seconds": plan.seconds if plan else None,
         "actual_seconds": makespan,
         "utilisation": busy / (makespan * devices) if makespan else 0.0,
-        "gpu_hours": busy / 3600,
+        "device_hours": busy / 3600,
         **estimate_errors(outcomes),
     }
 

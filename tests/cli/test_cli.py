@@ -26,7 +26,9 @@ from saturn_airflow.model.plan import Assignment, Plan
 ROOT = Path(__file__).parents[2]
 PLAN = Plan("nightly", "makespan", 100.0, 90.0, 1.5, (Assignment("a", "ddp", 2, "local", (0, 1), 0, 60),))
 
-WHY = {"<b>[red]bad": "sample 7 is damaged", "untried": "its trial failed: no module named shop"}
+FRAMES = 'Traceback (most recent call last):\n  File "shop.py", line 3, in model\n    import torchshop'
+RAISED = "ModuleNotFoundError: No module named 'torchshop'"
+WHY = {"<b>[red]bad": f"{FRAMES}\n{RAISED}", "untried": f"load_model raised {RAISED}\n{FRAMES}\n{RAISED}"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
         best = {"job": "good", "metric": "loss", "value": 0.25, "model_uri": "runs:/1/model"}
         ends = {"good": "finished", "<b>[red]bad": "failed", "untried": "not_planned"}
         jobs = [{"job": name, "status": status, "reason": WHY.get(name)} for name, status in ends.items()]
-        figures = {"actual_seconds": 110.0, "utilisation": 0.9, "gpu_hours": 0.05}
+        hours = "gpu_hours" if day == "mon" else "device_hours"
+        figures = {"actual_seconds": 110.0, "utilisation": 0.9, hours: 0.05}
         sweep.log_report({**figures, "best": best, "jobs": jobs})
         sweep.close("failed")
     return uri
@@ -75,6 +78,8 @@ def test_the_latest_sweeps_come_first(uri: str, capsys: pytest.CaptureFixture[st
     assert [sweep["sweep"] for sweep in found] == ["nightly/tue/sweep"]
     assert found[0]["jobs"] == 2
     assert found[0]["best"]["value"] == 0.25
+    both = json.loads(printed(capsys, "sweeps", "--json", "--uri", uri))
+    assert [sweep["device_hours"] for sweep in both] == [0.05, 0.05], "an earlier version had gpu_hours"
     assert json.loads(printed(capsys, "sweeps", "--uri", uri, "--json", "--dag", "other")) == []
 
 
@@ -86,16 +91,19 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     out = printed(capsys, "sweeps", "show", how, "--uri", uri)
     assert out.startswith("nightly/tue/sweep  failed\n")
     assert re.search(r"^ *good +finished +ddp +2 +local .* 0\.25", out, re.MULTILINE)
-    assert "<b>[red]bad: sample 7 is damaged\n" in out
+    assert f"<b>[red]bad: {RAISED}\n" in out
     assert "makespan: planned 100.0 s (gap 11.1%), with 90% done in 115.0 s, actual 110.0 s; " in out
     assert re.search(r"^ *untried +not planned +- +- +- ", out, re.MULTILINE)
-    assert "untried: its trial failed: no module named shop\n" in out
+    assert f"untried: load_model raised {RAISED}\n" in out
+    assert "Traceback" not in out
+    assert "tracebacks: `saturn sweeps show nightly/tue/sweep --json` has them, " in out
     shown = json.loads(printed(capsys, "sweeps", "show", how, "--json", "--uri", uri))
     assert {job["job"]: job["status"] for job in shown["jobs"]} == {
         "good": "finished",
         "<b>[red]bad": "failed",
         "untried": "not_planned",
     }
+    assert [job["reason"] for job in shown["jobs"]] == [None, *WHY.values()]
     assert shown["jobs"][0]["devices"] == 2
     assert [job["metrics"] for job in shown["jobs"]] == [{"top/1": 0.625}, {}, {}]
     assert re.search(r"eval loss +top/1 *$", out, re.MULTILINE)
@@ -108,8 +116,10 @@ def test_a_sweep_is_shown_job_by_job(uri: str, how: str, capsys: pytest.CaptureF
     [
         (["sweeps", "show", "nowhere"], "MLflow knows no sweep 'nowhere'"),
         (["sweeps", "show", "nightly/sun/sweep"], "MLflow knows no sweep 'nightly/sun/sweep'"),
-        (["sweeps", "--limit", "0"], "give a number of at least 1"),
+        (["sweeps", "--limit", "0"], "--limit 0: give a number from 1 to 50000"),
+        (["sweeps", "--limit", "60000"], "--limit 60000: give a number from 1 to 50000"),
         (["plan", "nowhere.json"], "nowhere.json"),
+        (["plan", "nowhere.json", "--processes", "0"], "--processes 0: give a number from 1 to "),
     ],
 )
 def test_what_can_not_be_done_is_one_line_and_status_2(
@@ -265,7 +275,7 @@ def test_restart_leaves_a_wish_for_jobs_that_have_begun(
 @pytest.mark.parametrize("option", ["--slots", "--short-slots"])
 def test_a_pool_has_at_least_one_slot(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pools", option, "0"]) == 2
-    assert f"{option} is 0" in capsys.readouterr().err
+    assert f"{option} 0: give a number of at least 1" in capsys.readouterr().err
 
 
 def test_the_cluster_names_what_is_no_variable_and_prints_fresh_secrets(

@@ -112,3 +112,16 @@ def test_that_a_jobs_code_was_edited_as_it_trained_is_in_its_outcome_and_the_rep
     assert Outcome.from_dict(outcome.to_dict()) == outcome
     assert "a: the code of shop has changed" in table({"best": None}, [outcome]).splitlines()
     assert past_runs.result_of(tmp_path / "another", {"event": "end"}) == {}
+
+
+def test_the_report_leaves_tracebacks_to_the_logs_of_other_tasks() -> None:
+    frames = 'Traceback (most recent call last):\n  File "shop.py", line 3, in model\nKeyError: 7'
+    told = {"a": f"load_model 'shop:model' raised KeyError: 7\n{frames}", "b": frames, "c": "line 1\nline 2"}
+    lost = [Outcome(job=job, status=Status.NOT_PLANNED, reason=why) for job, why in told.items()]
+    lines = table({"best": None}, lost).splitlines()
+    assert lines[-4:] == [
+        "a not planned: load_model 'shop:model' raised KeyError: 7",
+        "b not planned: KeyError: 7",
+        "c not planned: line 1",
+        "line 2",
+    ]
