@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 DRAWN = """
 window.drawn = new Promise((resolve) => {
   const look = () => {
-    const rows = document.querySelectorAll("#table tbody tr").length;
+    const rows = document.querySelectorAll("#table tbody tr:not(.reasons)").length;
     const asked = performance.getEntriesByType("resource");
     const answer = asked.find((entry) => entry.name.includes("/data/plan/"));
     if (rows >= JOBS && answer && document.querySelector("#chart canvas")) {

@@ -12,14 +12,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from saturn_airflow.deciding.choices import choices
 from saturn_airflow.deciding.plan_in_words import in_words, summary
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, printable
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
-from saturn_airflow.model.printable import in_short
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.model.settings import DEVICE_TIME, SweepSettings
 from saturn_airflow.model.sharing import SharedSweep, least_seconds
@@ -179,7 +178,7 @@ class PlanOperator(KeptPlanOperator):
         for entry in unplanned:
             self.log.error("%s is left out: %s", entry["job"], entry["reason"])
         if not planned:
-            reasons = "; ".join(f"{entry['job']}: {in_short(entry['reason'])}" for entry in unplanned)
+            reasons = "; ".join(f"{e['job']}: {printable.in_short(e['reason'])}" for e in unplanned)
             raise AirflowFailException(f"no job can be planned. {reasons}")
         try:
             problem = Problem(sweep.key, cluster.nodes, tuple(planned))

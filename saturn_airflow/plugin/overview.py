@@ -294,7 +294,31 @@ def _stages(record: Record, group: str, most: int) -> Iterator[dict[str, Any]]:
         else:
             state = "skipped" if states <= NEVER_RAN else "done"
         mapped = [task.state in ENDED for task in tasks if task.map_index >= 0]
-        yield {"name": stage, "state": state, "done": sum(mapped), "all": len(mapped)}
+        yield {
+            "name": stage,
+            "state": state,
+            "done": sum(mapped),
+            "all": len(mapped),
+            "task": _task_of_stage(tasks),
+        }
+
+
+def _task_of_stage(tasks: Sequence[Task]) -> dict[str, Any] | None:
+    """The task whose log says most of a stage: the first that failed, else the one that began last.
+
+    :returns: as :func:`_task`, with a map index of None for all instances, where none of several stands out;
+        None where no task has begun.
+    """
+    # Airflow notes when it skipped a task as its start.
+    ran = [task for task in tasks if task.start is not None and task.state not in NEVER_RAN]
+    begun = sorted(ran, key=lambda task: task.start or 0.0)
+    if failed := [task for task in begun if task.state == "failed"]:
+        return _task(failed[0])
+    if not begun:
+        return None
+    last = begun[-1]
+    alone = sum(task.task_id == last.task_id for task in tasks) == 1
+    return {**_task(last), "map_index": last.map_index if alone else None}
 
 
 def _mlflow(record: Record, tasks: Sequence[Task]) -> str | None:

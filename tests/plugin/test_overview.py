@@ -187,9 +187,30 @@ def test_stages_count_the_mapped_tasks_that_have_ended() -> None:
     run.task("profile.wave_1", "profile", "running", 1)
     run.task("profile.wave_2", "profile", "skipped")
     stages = {stage["name"]: stage for stage in run.page()["stages"]}
-    assert stages["trials"] == {"name": "trials", "state": "done", "done": 0, "all": 0}
-    assert stages["profile"] == {"name": "profile", "state": "running", "done": 1, "all": 2}
+    assert stages["trials"] == {"name": "trials", "state": "done", "done": 0, "all": 0, "task": None}
+    assert stages["profile"] == {"name": "profile", "state": "running", "done": 1, "all": 2, "task": None}
     assert stages["plan"]["state"] == "waiting"
+
+
+def test_a_stage_leads_to_the_task_whose_log_says_most() -> None:
+    run = Run()
+
+    def found() -> dict[str, Any]:
+        return {stage["name"]: stage["task"] for stage in run.page()["stages"]}
+
+    run.task("profile.wave_1", "profile", "success", 0, start=10.0)
+    run.task("profile.wave_1", "profile", "success", 1, start=11.0)
+    run.task("profile.wave_2", "profile", "skipped", start=12.0)
+    run.task("plan", "plan", "success", start=20.0)
+    run.task("train.a", "train", "running", 0, start=30.0)
+    run.task("train.b", "train", None, 0)
+    one = {"map_index": -1, "try_number": 1}
+    assert found()["plan"] == {"id": "sweep.plan", **one}
+    assert found()["profile"] == {"id": "sweep.profile.wave_1", **one, "map_index": None}, "all of them"
+    assert found()["train"] == {"id": "sweep.train.a", **one, "map_index": 0}
+    assert found()["report"] is None
+    run.task("train.b", "train", "failed", 1, start=25.0)
+    assert found()["train"] == {"id": "sweep.train.b", **one, "map_index": 1}
 
 
 def test_idle_nodes_are_shown_and_utilisation_counts_them() -> None:

@@ -151,7 +151,7 @@ def test_names_are_text_wherever_they_stand(running: Any, visit: Any) -> None:
     row(page, SCRIPT).get_by_role("button").click()
     expect(page.locator("#details-title")).to_have_text(SCRIPT)
     page.get_by_label("Find").fill("alert(1)")
-    expect(page.locator("#table tbody tr:not([hidden])")).to_have_count(1)
+    expect(page.locator("#table tbody tr:not([hidden], .reasons)")).to_have_count(1)
     chart = page.locator("#chart")
     tip = page.locator(".tip strong")
     for x, y in places(page, "actual"):
@@ -174,7 +174,7 @@ def test_failed_and_unplanned_jobs_say_why(failed: Any, visit: Any) -> None:
         ("no-model", "not planned", "weights/latest.pt is not there"),
     ):
         expect(row(page, job).locator(".chip")).to_have_text(status)
-        expect(row(page, job).locator(".reason")).to_contain_text(reason)
+        expect(row(page, job).locator("+ tr.reasons")).to_contain_text(reason)
     expect(page.locator("#totals")).to_contain_text("1 finished")
     row(page, "good").get_by_role("button").click()
     details = page.locator("#details")
@@ -242,7 +242,7 @@ def test_all_of_it_by_keyboard(failed: Any, visit: Any) -> None:
 def test_two_hundred_jobs_on_256_devices(visit: Any, site: Any) -> None:
     visitor = visit()
     page = visitor.open(f"/saturn/plan/large/{RUN}")
-    rows = page.locator("#table tbody tr:not([hidden])")
+    rows = page.locator("#table tbody tr:not([hidden], .reasons)")
     expect(rows).to_have_count(200)
     assert bars(page, "planned") >= 200
     assert 100 < bars(page, "actual") < bars(page, "planned")

@@ -67,6 +67,26 @@ def test_what_was_picked_may_leave_the_list(server: Server) -> None:
     expect(page.locator("#compare")).to_be_hidden()
 
 
+def test_reasons_are_as_wide_as_the_table_and_stages_lead_to_logs(server: Server) -> None:
+    run = Run("failed")
+    run.plan(on("bad", 0, 50), on("good", 0, 50, [1]), start=5.0)
+    reason = "its model is of another shape than the weights that it is to begin with, which are of last week"
+    run.train(0, "failed", "bad", start=10.0, status="failed", reason=f"{reason}\nTraceback ...")
+    run.train(1, "success", "good", start=10.0, **finished(1000, 1050))
+    server.data = {"": {**run.page(), "curves": {}, "curves_at": None}}
+    page = server.open("plan.html", dag_id="d", run_id="r")
+    why = page.locator("#table tr.reasons", has_text=reason)
+    expect(page.locator("#table tr", has_text="bad").locator("+ tr")).to_have_text(reason)
+    widths = why.evaluate("row => [row.querySelector('p').offsetWidth, row.closest('table').offsetWidth]")
+    assert widths[0] > 0.9 * widths[1]
+    page.get_by_label("Find").fill("good")
+    expect(why).to_be_hidden()
+    plan, train = (page.locator("#stages").get_by_role("link", name=name) for name in ("plan", "train"))
+    expect(plan).to_have_attribute("href", "/dags/d/runs/r/tasks/sweep.plan")
+    expect(train).to_have_attribute("href", "/dags/d/runs/r/tasks/sweep.train/mapped/0")
+    expect(page.locator("#stages a")).to_have_count(2)
+
+
 def test_links_are_those_of_the_sweep_that_is_shown(server: Server) -> None:
     shown = {**Run("success").page(), "curves": {}, "curves_at": None}
     pages = {name: {**shown, "sweep": name, "sweeps": ["one", "two"]} for name in ("one", "two")}

@@ -11,9 +11,9 @@ export const planAddress = (dag, run, sweep) => `${at.root}/plan/${part(dag)}/${
 export const compareAddress = (dag, sweep, before, after) =>
   `${at.root}/compare/${part(dag)}?${new URLSearchParams(Object.entries({ sweep, before, after }).filter(([, value]) => value))}`;
 
-// A task's page opens with its log.
+// A task's page opens with its log, that of all mapped instances (a map index of null) with their list.
 export function logAddress(task) {
-  const mapped = task.map_index >= 0 ? `/mapped/${task.map_index}` : "";
+  const mapped = task.map_index === null ? "/mapped" : task.map_index >= 0 ? `/mapped/${task.map_index}` : "";
   return `${runAddress()}/tasks/${part(task.id)}${mapped}`;
 }
 

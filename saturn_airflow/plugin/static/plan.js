@@ -5,7 +5,7 @@ import { getJob, getPlan, poll } from "./data.js";
 import { Details } from "./details.js";
 import { byId, fill, h, say } from "./dom.js";
 import { clock, devices, strategy } from "./format.js";
-import { compareAddress, isWebAddress, runAddress } from "./links.js";
+import { compareAddress, isWebAddress, logAddress, runAddress } from "./links.js";
 import { advanced, bestOf, countsOf, inWords, metricOf } from "./sweep.js";
 import { drawTotals } from "./totals.js";
 import { Table } from "./table.js";
@@ -143,11 +143,17 @@ function drawStages() {
       h(
         "li",
         { class: stage.state, "aria-label": `${stage.name}: ${stage.state}${stage.all ? `, ${stage.done} of ${stage.all} tasks` : ""}` },
-        stage.name,
-        stage.all ? h("span", { class: "muted" }, ` ${stage.done}/${stage.all}`) : null,
+        ...stageParts(stage),
       ),
     ),
   );
+}
+
+function stageParts({ name, all, done, task }) {
+  const told = [name, all ? h("span", { class: "muted" }, ` ${done}/${all}`) : null];
+  if (!task) return told;
+  const title = task.map_index === null ? `Tasks of ${name}` : `Log of ${name}`;
+  return [h("a", { href: logAddress(task), title, "data-leave": true }, ...told)];
 }
 
 function drawLegend() {

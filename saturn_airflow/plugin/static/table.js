@@ -30,6 +30,8 @@ export class Table {
   constructor(element, onChoose) {
     this.body = element.tBodies[0];
     this.rows = new Map();
+    // Below each row one with the reason, which is as wide as the table.
+    this.reasons = new Map();
     this.sort = { by: "start", down: false };
     this.onChoose = onChoose;
     for (const head of element.querySelectorAll("th[data-sort]")) {
@@ -54,15 +56,21 @@ export class Table {
       if (!row) {
         row = h("tr", {}, h("th", { scope: "row" }), ...CELLS.map((name) => h("td", { class: name })));
         this.rows.set(job.name, row);
+        this.reasons.set(job.name, h("tr", { class: "reasons" }, h("td", { colspan: CELLS.length + 1 })));
       }
       this.write(row, job);
+      const reason = this.reasons.get(job.name);
+      this.explain(reason.cells[0], job);
       row.hidden = !shown.has(job.name);
-      row.classList.toggle("chosen", job.name === chosen);
+      reason.hidden = row.hidden || !job.reason;
+      for (const one of [row, reason]) one.classList.toggle("chosen", job.name === chosen);
     }
     for (const [name, row] of this.rows) {
       if (!jobs.some((job) => job.name === name)) {
         row.remove();
+        this.reasons.get(name).remove();
         this.rows.delete(name);
+        this.reasons.delete(name);
       }
     }
     this.order();
@@ -78,18 +86,14 @@ export class Table {
     const names = sorted.map((job) => job.name);
     if (names.join("\n") === this.shownOrder) return;
     this.shownOrder = names.join("\n");
-    this.body.append(...names.map((name) => this.rows.get(name)));
+    this.body.append(...names.flatMap((name) => [this.rows.get(name), this.reasons.get(name)]));
   }
 
   write(row, job) {
     const bar = last(job);
     const { metric, curves, best, now, origin } = this.told;
     const [name, status, value, curve, how, start, planned, actual, off, open] = row.cells;
-    const reason = inShort(job.reason);
-    fill(name, [job.name, reason], () => [
-      h("button", { type: "button", class: "name", onclick: () => this.onChoose(job.name) }, job.name),
-      reason && h("p", { class: "reason", title: job.reason }, reason),
-    ]);
+    fill(name, job.name, () => h("button", { type: "button", class: "name", onclick: () => this.onChoose(job.name) }, job.name));
     const left = job.progress?.ends === undefined || job.progress?.ends === null ? null : Math.max(0, job.progress.ends - now);
     const share = shareOf(job);
     fill(status, [job.status, share, left && duration(left)], () => [h("span", { class: `chip ${toneOf(job.status)}` }, job.status.replaceAll("_", " ")), share === null ? null : progress(job, share, left)]);
@@ -108,6 +112,10 @@ export class Table {
     ]);
   }
 
+  explain(cell, job) {
+    fill(cell, job.reason, () => job.reason && h("p", { class: "reason", title: job.reason }, inShort(job.reason)));
+  }
+
   strategies(job) {
     const bar = last(job);
     const before = job.bars.slice(0, -1).filter((one, index) => strategy(one) !== strategy(job.bars[index + 1]) || devices(one) !== devices(job.bars[index + 1]));
@@ -122,7 +130,7 @@ export class Table {
 
 // Of a traceback, what was raised: its last line.
 function inShort(reason) {
-  if (!reason?.includes("\n")) return reason;
+  if (!reason.includes("\n")) return reason;
   const lines = reason.trim().split("\n");
   return lines[0].startsWith("Traceback") ? lines.at(-1) : lines[0];
 }
