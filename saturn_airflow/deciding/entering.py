@@ -76,6 +76,7 @@ def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple
                 seconds=option.seconds[entry.kind],
                 setup_seconds=option.setup,
                 leaves_in=_leaves_in(estimate),
+                version=estimate.version,
             )
         )
     return tuple(result)

@@ -354,6 +354,7 @@ def _in_round(
     return replace(
         entry,
         strategies=tuple(s for s in entry.strategies if (s.technique, s.devices) == planned),
+        instead=tuple(s for s in entry.strategies if (s.technique, s.devices) != planned),
         round=state.number,
         standing=tuple(state.standing),
         ends_at=entry.attempt + adoption.length if math.isfinite(adoption.length) else None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import turn_at_node
+from saturn_airflow.launch.failures import Failure
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, default_folder
 from saturn_airflow.launch.rest_of_sweep import RestOfSweep
@@ -18,10 +19,13 @@ from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
+from saturn_airflow.model.status import Status
 from saturn_airflow.sharing.at_a_node import as_seen, trained
 
 #: Seconds between two looks at who waits.
 _LOOK_SECONDS = 2.0
+#: What another strategy can train.
+_REFUSED = frozenset({Status.CHANGES_RESULT, Status.DOES_NOT_FIT})
 #: For how long a job that has its devices waits until it is alone with the folder of leases.
 _GATE_SECONDS = 0.5
 
@@ -169,9 +173,11 @@ class TurnsOfRun:
         self._stay: GivingWay | None = None
         self._expected_seconds = 0.0
         self._is_as_planned = True
+        self._planned = spec.technique, spec.devices
+        self._refused: dict[tuple[str, int], Failure] = {}
         #: Seconds that it took to leave the last turn, where it gave way.
         self.left_in: float | None = None
-        #: The numbers of the devices it runs on, in the order of the ranks.
+        #: The numbers of the devices it holds; its ranks run on the first ``spec.devices``, in this order.
         self.device_ids: tuple[int, ...] = ()
 
     def begin(self, lease: Lease, folder: Path | None) -> dict[str, Any]:
@@ -189,10 +195,52 @@ class TurnsOfRun:
                 parameters=strategy.parameters,
                 verdict=strategy.verdict,
             )
+        elif not self._is_as_planned:
+            self.spec = replace(self.spec, device_ids=ids[: self.spec.devices])
         self.device_ids = ids
         if self.sharing is not None and not self._is_trial:
             self._stay = GivingWay(self.sharing, lease, folder)
-        return {"devices": list(ids), "technique": self.spec.technique}
+        return self.under
+
+    @property
+    def under(self) -> dict[str, Any]:
+        """What the run tells of under what it trains."""
+        devices = list(self.device_ids[: self.spec.devices])
+        names = [self._node[number] for number in devices]
+        return {"names": names, "devices": devices, "technique": self.spec.technique}
+
+    def goes_on_after(self, refusal: Failure) -> list[dict[str, Any]]:
+        """Take the fastest other strategy for the devices that it holds, where training found that the one
+        it runs under can't train this job as one device does, or not at all.
+
+        :returns: events that tell of it; none where there is no other, or that is not what training found.
+        """
+        if refusal.status not in _REFUSED:
+            return []
+        spec = self.spec
+        self._refused[spec.technique, spec.devices] = refusal
+        others = [
+            s
+            for s in spec.strategies
+            if s.devices <= len(self.device_ids) and (s.technique, s.devices) not in self._refused
+        ]
+        if not others:
+            return []
+        other = min(others, key=lambda s: s.seconds)
+        self._is_as_planned = False
+        self.spec = replace(
+            spec,
+            technique=other.technique,
+            devices=other.devices,
+            device_ids=self.device_ids[: other.devices],
+            parameters=other.parameters,
+            verdict=other.verdict,
+        )
+        message = (
+            f"{spec.technique} x {spec.devices} is refused ({refusal.reason}): training goes on under "
+            f"{other.technique} x {other.devices}"
+        )
+        return [{"event": "warning", "message": message}, {"event": "leased", **self.under}]
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says."""
@@ -220,14 +268,18 @@ class TurnsOfRun:
         return stay.leaves
 
     def result(self) -> dict[str, Any]:
-        """Under what it ran last, where that was not as planned, and what all its turns were to take."""
+        """Under what it ran last, where that was not as planned, and what all its turns were to take; and why
+        the guard refused what was planned."""
         if self._is_as_planned:
             return {}
-        spec = self.spec
+        spec, refusal = self.spec, self._refused.get(self._planned)
+        found: dict[str, Any] = {"planned_seconds": self._expected_seconds} if self._expected_seconds else {}
+        if refusal is not None and refusal.status == Status.CHANGES_RESULT:
+            found["refused"] = refusal.reason
         return {
             "technique": spec.technique,
             "devices": spec.devices,
             "device_ids": list(spec.device_ids or ()),
             "parameters": dict(spec.parameters),
-            "planned_seconds": self._expected_seconds,
+            **found,
         }

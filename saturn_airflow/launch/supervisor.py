@@ -98,13 +98,11 @@ class Supervisor:
         self._deadline = float("inf")
         self._not_on_the_clock = 0.0
         self._time_is_up = float("inf")
-        self._timed_out = False
+        self._timed_out = self._crowded = False
         self._followed: tuple[float, float] | None = None
         self._memory: Watch | None = None
         self._turn: TurnsOfRun | None = None
-        self._turn_began = 0.0
-        self._had_seconds = 0.0
-        self._crowded = False
+        self._turn_began = self._had_seconds = 0.0
 
     def run(self) -> None:
         """Do what the spec says and write the end of it."""
@@ -238,7 +236,7 @@ class Supervisor:
 
     def _begin_turn(self, turn: TurnsOfRun, lease: leases.Lease) -> None:
         self._turn, self._turn_began = turn, time.monotonic()
-        self.emit({"event": "leased", "names": list(lease.devices), **turn.begin(lease, self._leases_folder)})
+        self.emit({"event": "leased", **turn.begin(lease, self._leases_folder)})
 
     def _end_turn(self, turn: TurnsOfRun) -> bool:
         """Whether the run is to wait for another."""
@@ -252,7 +250,7 @@ class Supervisor:
         return Path(self._spec.leases_folder) if self._spec.leases_folder else None
 
     def _with_restarts(self, turn: TurnsOfRun, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
-        """Call the technique; again, where a process of training is killed."""
+        """Call the technique; again, where a process of training is killed; another, where it is refused."""
         leased_at = time.monotonic()
         share = turn.spec.devices / turn.spec.slots
         self._memory = Watch(descendants.others, self._spec.host_memory, share)
@@ -272,16 +270,18 @@ class Supervisor:
         while True:
             try:
                 spec = replace(turn.spec, batch_count=restarts.batches_left(self._spec.batch_count))
-                result = self._call_technique(spec, device_ids, keep_open, deadline, tell)
+                result = self._call_technique(spec, device_ids[: spec.devices], keep_open, deadline, tell)
                 return {**(reported.result() if spec.mode == "train" else {}), **result}
             except RanksFailedError as error:
                 if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
                     self._tell_of_others(self._memory.modest)
-                trains = self._spec.mode == "train"
-                if not trains or self._poll() or not restarts.allow(error.failure):
+                trains = self._spec.mode == "train" and not self._poll()
+                told = turn.goes_on_after(error.failure) if trains else None
+                if not trains or not (told or restarts.allow(error.failure)):
                     raise RanksFailedError(restarts.explain(error.failure)) from None
                 descendants.end()
-                self.emit({"event": "restarting", "reason": error.failure.reason})
+                for event in told or [{"event": "restarting", "reason": error.failure.reason}]:
+                    self.emit(event)
 
     def _call_technique(
         self,

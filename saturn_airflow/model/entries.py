@@ -14,8 +14,9 @@ ENTRY = "an entry of a plan"
 #: What entries of sweeps without rounds leave out.
 _OF_ROUNDS = (
     *("round", "standing", "ends_at", "most_batches", "planned_makespan", "besides_seconds", "goes_on"),
-    *("moved_from", "pruned"),
+    *("instead", "moved_from", "pruned"),
 )
+_STRATEGIES = frozenset({"strategies", "instead"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Strategy:
     :param verdict: what the guard said of it.
     :param seconds: of the whole training, with ``setup_seconds``, which count again at each launch.
     :param leaves_in: seconds until its devices are free once it is told to leave; None where not known.
+    :param version: of the technique.
     """
 
     technique: str
@@ -34,6 +36,7 @@ class Strategy:
     seconds: float = 0.0
     setup_seconds: float = 0.0
     leaves_in: float | None = None
+    version: str = "1"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Strategy:
@@ -67,6 +70,8 @@ class PlanEntry:
     :param most_batches: global batches after which the job waits at its rung of the selection.
     :param planned_makespan: seconds that the round's plan takes.
     :param besides_seconds: what of the job's time is neither starting nor batches: evaluations, the end.
+    :param instead: strategies other than the planned, for where training finds that one to be refused; in
+        sweeps without rounds ``strategies`` has them.
     :param goes_on: the priority of the run that this entry follows on.
     :param moved_from: where the job was before, in words.
     :param pruned: why the job was dropped.
@@ -103,6 +108,7 @@ class PlanEntry:
     most_batches: int | None = None
     planned_makespan: float | None = None
     besides_seconds: float = 0.0
+    instead: tuple[Strategy, ...] = ()
     goes_on: tuple[float, int] | None = None
     moved_from: str | None = None
     pruned: str | None = None
@@ -116,6 +122,13 @@ class PlanEntry:
     def planned_seconds(self) -> float:
         """How long the job takes by the plan."""
         return self.end - self.start
+
+    def version_of(self, technique: str, devices: int) -> str:
+        """The version of a technique that the job was trained under, though it may not be the planned one."""
+        if (technique, devices) == (self.technique, self.devices):
+            return self.version
+        others = (*self.strategies, *self.instead)
+        return next((s.version for s in others if (s.technique, s.devices) == (technique, devices)), "1")
 
     @property
     def priority(self) -> tuple[float, int]:
@@ -138,7 +151,8 @@ class PlanEntry:
             "job": self.job.to_dict(),
             "parameters": dict(self.parameters),
         }
-        own["strategies"] = [dataclasses.asdict(strategy) for strategy in self.strategies]
+        for name in _STRATEGIES & found.keys():
+            own[name] = [dataclasses.asdict(strategy) for strategy in getattr(self, name)]
         return {**formats.stamp(ENTRY), **found, **lists, **own}
 
     @classmethod
@@ -148,7 +162,8 @@ class PlanEntry:
         fields["job"] = Job.from_dict(fields["job"])
         for name in ("device_ids", "after", "standing"):
             fields[name] = tuple(fields.get(name) or ())
-        fields["strategies"] = tuple(map(Strategy.from_dict, fields.get("strategies") or ()))
+        for name in _STRATEGIES:
+            fields[name] = tuple(map(Strategy.from_dict, fields.get(name) or ()))
         if fields.get("goes_on") is not None:
             made, position = fields["goes_on"]
             fields["goes_on"] = made, position

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from saturn_airflow.model import code_digest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plain_numbers import is_number
 
@@ -31,6 +32,9 @@ _JOB = (
     *("name", "techniques", "nodes", "neutral", "trust", "exact", "metrics", "init_from", "init_missing"),
     *("on_step", "on_epoch"),
 )
+# Where these name code.
+_CODE = ("load_model", "load_dataloader", "load_eval_dataloader", "loss_function")
+_CODE_OF_HPARAMS = ("optimizer", "parameter_groups")
 _HPARAMS = ("lr", "seed", "epochs", "batches", "lr_scheduler", "lr_scheduler_args", "early_stopping")
 
 
@@ -39,7 +43,8 @@ def mark(job: Job, technique_version: str) -> str:
 
     It is made of the job's definition without learning rate, seed and length, and without what the job
     declares :attr:`~saturn_airflow.model.jobs.Job.neutral`; of the numbers among the optimizer's arguments it
-    counts which are 0. Versions of Saturn, torch and the technique count.
+    counts which are 0. Versions of Saturn, torch and the technique count, and what the code says that the
+    job names (:func:`~saturn_airflow.model.code_digest.of`).
     """
     fields = {key: value for key, value in job.fields().items() if key not in _JOB}
     hparams = {key: value for key, value in fields.pop("hparams", {}).items() if key not in _HPARAMS}
@@ -51,7 +56,9 @@ def mark(job: Job, technique_version: str) -> str:
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):
         fields[name] = counting(fields.get(name, {}), job)
-    facts = [fields, counting(hparams, job), arguments, clips, versions(), technique_version]
+    named = [*map(fields.get, _CODE), *map(hparams.get, _CODE_OF_HPARAMS)]
+    code = code_digest.of(frozenset(filter(None, named)))
+    facts = [fields, counting(hparams, job), arguments, clips, versions(), technique_version, code]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

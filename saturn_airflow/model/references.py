@@ -187,7 +187,7 @@ def _definition(reference: str, depth: int = 0) -> ast.FunctionDef | ast.ClassDe
     spec = find_spec(module_name) if name else None
     found = _definitions(spec.origin).get(name, []) if spec is not None else []
     if len(found) == 1 and isinstance(found[0], ast.ImportFrom) and spec is not None and depth < _IMPORTS:
-        origin = _absolute(found[0], spec.parent or "")
+        origin = absolute(found[0], spec.parent or "")
         (alias,) = [one for one in found[0].names if (one.asname or one.name) == name]
         return _definition(f"{origin}:{alias.name}", depth + 1)
     only = found[0] if len(found) == 1 else None
@@ -229,7 +229,7 @@ def imported_by(reference: str) -> list[str]:
     found += [
         (node, name) for node, alias in imports if alias.name == "*" and node.lineno > max(lines, default=0)
     ]
-    return [f"{_absolute(node, package)}:{what}" for node, what in found]
+    return [f"{absolute(node, package)}:{what}" for node, what in found]
 
 
 def _run_by_import(tree: ast.Module) -> Iterator[Any]:
@@ -249,7 +249,7 @@ def _made_by(node: ast.AST) -> str | None:
     return getattr(node, "name", None) if isinstance(node, _SCOPES) else None
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
+def absolute(node: ast.ImportFrom, package: str) -> str:
     """The module that ``from ... import`` names, in a module of ``package``."""
     above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
     return ".".join([*above, *([node.module] if node.module else [])])

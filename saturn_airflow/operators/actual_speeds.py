@@ -72,7 +72,9 @@ def _untold(outcome: Outcome, entry: PlanEntry | None) -> TrainedSpeed | None:
     if outcome.status != Status.FINISHED or outcome.speed or outcome.steps or not (held and entry):
         return None
     in_one_run = held.ended_at - held.started_at < held.actual_seconds * (1 + _SLEWED) + _MOMENT
-    if not entry.batches or not in_one_run:
+    planned = outcome.planned
+    as_planned = planned is None or (planned.technique, planned.devices) == (entry.technique, entry.devices)
+    if not entry.batches or not in_one_run or not as_planned:
         return None
     seconds = min(entry.seconds_per_batch, held.actual_seconds / entry.batches)
     return TrainedSpeed(batches=entry.batches, seconds_per_batch=seconds)
@@ -102,26 +104,27 @@ def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry
             parameters=entry.parameters,
             setup_seconds=entry.setup_seconds,
             seconds_per_batch=entry.seconds_per_batch,
-            verdicts={_mark(entry): guards.refused(o.reason or "")},
+            verdicts={guards.mark(entry.job, entry.version): guards.refused(reason)},
         )
         for o in outcomes
-        if o.status == Status.CHANGES_RESULT and (entry := planned.get(o.job))
+        if (reason := o.reason if o.status == Status.CHANGES_RESULT else o.refused)
+        and (entry := planned.get(o.job))
     ]
 
 
-def _mark(entry: PlanEntry) -> str:
-    return guards.mark(entry.job, entry.version)
-
-
 def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimate:
-    """One estimate from jobs that trained alike."""
+    """One estimate from jobs that trained alike, some of them perhaps not as planned."""
     first, speeds = group[0], [one.speed for one in group]
+    strategy = first.key.technique, first.key.devices
+    entries = {one.job: planned[one.job] for one in group if one.job in planned}
+    version = next((entry.version_of(*strategy) for entry in entries.values()), "1")
     batches = sum(s.batches for s in speeds)
     actual = sum(s.seconds_per_batch * s.batches for s in speeds) / batches
-    entry = planned.get(first.job)
+    expected = next(
+        (e.seconds_per_batch for e in entries.values() if (e.technique, e.devices) == strategy), None
+    )
     stale = None
-    if entry is not None:
-        expected = entry.seconds_per_batch
+    if expected is not None:
         offs = [s.seconds_per_batch / expected - 1 for s in speeds]
         # Where one of those that trained alike agrees, the others had noise.
         if min(offs) > DRIFT or max(offs) < -DRIFT:
@@ -129,7 +132,7 @@ def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimat
             stale = f"training took {actual:.4g} s per batch, {off:+.0%} against the estimate"
     return Estimate(
         **first.key._asdict(),
-        version=entry.version if entry else "1",
+        version=version,
         parameters=first.parameters,
         launch_seconds=statistics.fmean(s.ready_seconds for s in speeds),
         setup_seconds=statistics.fmean(s.setup_seconds for s in speeds),
@@ -143,9 +146,9 @@ def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimat
         peak_host_bytes=max(s.peak_host_bytes for s in speeds),
         stale=stale,
         verdicts={
-            _mark(planned[one.job]): one.verdict
+            guards.mark(entries[one.job].job, version): one.verdict
             for one in group
-            if one.verdict not in (None, guards.TRUSTED) and one.job in planned
+            if one.verdict not in (None, guards.TRUSTED) and one.job in entries
         },
     )
 

@@ -25,6 +25,7 @@ def strategies(entry: PlanEntry) -> tuple[Strategy, ...]:
         verdict=entry.verdict,
         seconds=entry.planned_seconds,
         setup_seconds=min(entry.setup_seconds, entry.planned_seconds),
+        version=entry.version,
     )
     return (planned,)
 

@@ -33,6 +33,7 @@ class LeaseWait:
         elif event["event"] == "leased":
             waited = 0.0 if self._asked_at is None else event["time"] - self._asked_at
             _tell("timing", LEASE_WAIT, 1000 * waited, self._tags)
+            self._asked_at = None
 
 
 def tell_of_sweep(result: Mapping[str, Any], tags: Mapping[str, str]) -> None:

@@ -90,6 +90,12 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         what = f"version {version} @{registered['alias']}" if version else "nothing new"
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     lines += [f"{o.job}: {o.mixed}" for o in outcomes if o.mixed]
+    lines += [
+        f"{o.job}: trained under {o.planned.technique} x {o.planned.devices}, for what was planned is "
+        f"refused: {o.refused}"
+        for o in outcomes
+        if o.refused and o.planned
+    ]
     return lines + [
         f"{o.job} {o.reason}"
         if o.status == Status.FINISHED

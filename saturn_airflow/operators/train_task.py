@@ -270,7 +270,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             claim=making_claims.claim(
                 entry, self.settings, sweep, anew=bool(self._decision.changes), ahead=self.ahead
             ),
-            strategies=making_claims.strategies(entry),
+            strategies=(*making_claims.strategies(entry), *entry.instead),
             warnings=self._warnings,
             host_memory=job_memory(),
             home=str(home()),

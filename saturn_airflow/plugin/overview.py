@@ -118,7 +118,7 @@ def _jobs(
             {
                 "name": name,
                 "status": dropped["status"] if dropped else last.status,
-                "reason": dropped["reason"] if dropped else last.reason or last.outcome.get("mixed"),
+                "reason": dropped["reason"] if dropped else last.reason or _remark(last.outcome),
                 "bars": [bar.to_dict(origin) for bar in bars],
                 "start": next((b.start for b in bars if b.start is not None), bars[0].planned_start) - origin,
                 "planned": _planned_seconds(bars, rounds),
@@ -145,6 +145,14 @@ def _promise_of(job: str, last: Round, origin: float) -> dict[str, float | None]
     seconds = (promise.get("jobs") or {}).get(job)
     by = None if seconds is None else last.made_at + seconds - origin
     return {"by": by, "odds": promise.get("confidence")}
+
+
+def _remark(outcome: Mapping[str, Any]) -> str | None:
+    """What is to be said of a job though it finished."""
+    if refused := outcome.get("refused"):
+        return f"what was planned is refused: {refused}"
+    mixed: str | None = outcome.get("mixed")
+    return mixed
 
 
 def _planned_seconds(bars: Sequence[Bar], rounds: Sequence[Round]) -> float:

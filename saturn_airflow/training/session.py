@@ -343,7 +343,10 @@ def _verdict_before_training(session: Session, spec: RunSpec, technique: library
     :raises RanksFailedError: when it refuses.
     :raises ChangesResultError: when an earlier training was refused.
     """
-    known, key = Verdicts(session.folder), verdict_key(spec, technique)
+    known = Verdicts(session.folder)
+    if spec.verdict is not None and not known.has_any():  # the key would only take time
+        return _allowed(spec, spec.verdict)
+    key = verdict_key(spec, technique)
     at_last = known.get(key)
     if at_last is not None and at_last.startswith(guards.REFUSED) and spec.technique not in spec.job.trust:
         raise ChangesResultError(at_last.removeprefix(f"{guards.REFUSED}: "))
@@ -351,6 +354,11 @@ def _verdict_before_training(session: Session, spec: RunSpec, technique: library
     if verdict is None:
         verdict = session.verdict(spec.parameters)
         known.set(key, verdict)
+    return _allowed(spec, verdict)
+
+
+def _allowed(spec: RunSpec, verdict: str) -> str:
+    """``verdict``, where the job may be trained with it."""
     if not guards.allows(spec.job, spec.technique, verdict):
         raise DoesNotFit(
             f"{spec.technique} x {spec.devices} is not exact ({verdict}), as Job(exact=True) wants"

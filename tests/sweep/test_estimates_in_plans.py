@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.deciding.choices import choices, why_nowhere
 from saturn_airflow.model import guards
-from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.entries import PlanEntry, Strategy
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
@@ -268,6 +268,28 @@ def test_a_speed_that_is_far_off_is_told(seconds: float, off: bool) -> None:
     assert [d["jobs"] for d in told] == ([["a", "b"]] if off else [])
     result = {"best": None, "drifted": told}
     assert ("the next plan goes by what training took" in table(result, [outcome()])) == off
+
+
+def test_what_trained_otherwise_than_planned_is_no_drift() -> None:
+    planned = dataclasses.replace(
+        entry(seconds=0.1),
+        strategies=(Strategy(technique="pipeline", devices=2, version="7"),),
+        instead=(Strategy(technique="single", devices=1, version="8"),),
+    )
+    (seen,) = actual_speeds([outcome(technique="pipeline", devices=2, verdict="exact")], [planned])
+    assert (seen.technique, seen.version, seen.stale) == ("pipeline", "7", None)
+    assert seen.verdicts == {guards.mark(planned.job, "7"): "exact"}
+    elsewhere = dataclasses.replace(planned, technique="ddp", devices=2)
+    assert actual_speeds([outcome()], [elsewhere])[0].version == "8"
+
+
+def test_a_strategy_that_was_refused_in_training_is_known_to_the_next_plan() -> None:
+    planned = dataclasses.replace(entry(), technique="ddp", devices=2)
+    for one in (outcome(refused="it differs"), outcome(status="changes_result", reason="it differs")):
+        known = {seen.key.technique: seen for seen in actual_speeds([one], [planned])}
+        assert known["ddp"].verdicts == {guards.mark(planned.job, "3"): "refused: it differs"}
+        assert ("single" in known) == (one.status == Status.FINISHED)
+        assert "it differs" in table({"best": None, "drifted": []}, [one])
 
 
 def test_noise_is_no_drift() -> None:

@@ -24,6 +24,10 @@ class Verdicts:
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE
 
+    def has_any(self) -> bool:
+        """Whether there is one of any strategy."""
+        return self._file.exists()
+
     def get(self, key: str) -> str | None:
         """The verdict; None where there is none, or none can be read."""
         return self._all().get(key)

@@ -1,0 +1,59 @@
+"""A strategy that is refused once training has begun: the job goes on under another of its strategies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import changing_late
+import pytest
+from running import small_job, spec_for
+from test_late_changes import EPOCHS, job
+
+from saturn_airflow import Job
+from saturn_airflow.launch import event_file, progress, runs
+from saturn_airflow.model.entries import Strategy
+
+pytestmark = pytest.mark.ranks
+OTHERS = (
+    Strategy(technique="ddp", devices=2, verdict="exact", seconds=10.0),
+    Strategy(technique="single", devices=1, verdict="exact", seconds=20.0),
+    Strategy(technique="single", devices=4, verdict="exact", seconds=1.0),
+)
+
+
+def end_of(
+    folder: Path, one: Job, strategies: tuple[Strategy, ...] = OTHERS, **changes: Any
+) -> tuple[runs.Run, dict[str, Any]]:
+    """A run of two devices under ``ddp``, and how it ends."""
+    path = (str(Path(__file__).parent), *spec_for(folder, one).path)
+    run = runs.start(spec_for(folder, one, "ddp", 2, path=path, strategies=strategies, **changes))
+    return run, run.wait()
+
+
+def test_a_job_goes_on_under_another_strategy_from_before_what_was_refused(tmp_path: Path) -> None:
+    run, end = end_of(tmp_path, job("hook"))
+    assert end["status"] == "finished", end["reason"]
+    result = end["result"]
+    assert (result["technique"], result["devices"], result["device_ids"]) == ("single", 1, [0])
+    assert "Training has changed the hooks of first" in result["refused"]
+    losses = {event["step"]: event["loss"] for event in event_file.every(run.folder, "step")}
+    expected = changing_late.plain_losses("hook", EPOCHS)
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(expected, rel=1e-12)
+    (told,) = (w["message"] for w in event_file.every(run.folder, "warning") if "is refused" in w["message"])
+    assert told.startswith("ddp x 2 is refused (")
+    assert told.endswith("training goes on under single x 1")
+    assert [e["technique"] for e in event_file.every(run.folder, "leased")] == ["ddp", "single"]
+    assert {speed.technique for speed in progress.of(run.spec.folder).speeds} <= {"single"}
+
+
+def test_what_is_not_exact_is_no_refusal_for_others(tmp_path: Path) -> None:
+    exact = Job.from_dict({**small_job(batches=3).to_dict(), "exact": True})
+    _, end = end_of(tmp_path, exact, verdict="distribution")
+    assert (end["status"], end["result"]["technique"]) == ("finished", "single")
+    assert "refused" not in end["result"]
+
+
+def test_a_job_without_another_strategy_ends(tmp_path: Path) -> None:
+    _, end = end_of(tmp_path, job("hook"), OTHERS[::2])
+    assert end["status"] == "changes_result"
