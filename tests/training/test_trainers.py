@@ -126,7 +126,7 @@ def test_trains_as_the_trainer_alone_killed_or_not(tmp_path: Path, model_args: d
         assert all(torch.equal(trained[name], value) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("function", ["changing", "counting_functions", "resetting", "of_images"])
+@pytest.mark.parametrize("function", ["changing", "counting_functions", "telling", "resetting", "of_images"])
 def test_what_a_trainers_own_checkpoint_lacks_is_in_it(tmp_path: Path, function: str) -> None:
     one = Job("m", load_model=f"trainer_jobs:{function}", trainer=True, model_args={"eval_strategy": "no"})
     whole, *parts = run(
@@ -162,7 +162,7 @@ def test_a_trial_measures_and_resumes(tmp_path: Path, function: str) -> None:
         ({"data": "counting"}, "train_dataset.read of the Trainer's data changes as"),
         ({"data": "counting globally"}, "trainer_jobs.COUNTS['read'] of the Trainer's data changes as"),
         ({"callback": "forgetful"}, "the callback Forgetful changes its 'seen'"),
-        ({"callback": "noting"}, "after step 4 state['heard'] is not what it was without the stop"),
+        ({"callback": "noting"}, "after step 4 state['heard'][1] is not what it was without the stop"),
         ({"train_sampling_strategy": "group_by_length"}, "in the order of a LengthGroupedSampler"),
         ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "can't be had: they go on"),
         ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches can't be had"),
@@ -176,6 +176,13 @@ def test_what_could_not_be_resumed_is_refused_by_name(
     with pytest.raises((JobError, ChangesResultError)) as caught:
         guarded.measure(request(job(**model_args), tmp_path, measure=Measure(batches=3)), here)
     assert says in str(caught.value)
+
+
+def test_a_trainer_that_saves_less_than_its_model_is_refused_by_name(tmp_path: Path) -> None:
+    here = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    one = Job("bert", load_model="trainer_jobs:saving_few", trainer=True)
+    with pytest.raises(ChangesResultError, match="the model's classifier.seen is not what it was"):
+        guarded.check(request(one, tmp_path), here)
 
 
 def test_by_hand_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,10 @@ def test_an_order_of_the_epoch_alone_is_the_same_after_a_resume(tmp_path: Path, 
         assert all(torch.equal(trained[name], value) for name, value in expected.items()), stops
 
 
-CHANGED = ["data", "told data", "sampler", "collator", "module", "function", "hook", "gradient hook"]
+CHANGED = [
+    *("data", "told data", "sampler", "collator", "module", "function", "hook", "gradient hook"),
+    *("schedule", "loss", "label smoothing", "optimizer", "callback"),
+]
 OFTEN = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
 BEST = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}
 

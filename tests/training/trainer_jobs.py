@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -121,18 +123,19 @@ class Noting(TrainerCallback):
     """Counts where nothing is kept."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.heard = getattr(state, "heard", 0) + 1
+        state.heard = [object(), 1 + getattr(state, "heard", [None, 0])[1]]
 
 
 class Weighing(Trainer):
-    """Weighs the loss by how often it was called, from the seventh time on."""
+    """Weighs the loss by how often it was called, from the seventh time on; transformers has an attribute of
+    this name elsewhere."""
 
-    calls = 0
+    global_step = 0
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
+        self.global_step += 1
         loss = super().compute_loss(*args, **kwargs)
-        return loss * 2 if self.calls > 6 else loss
+        return loss * 2 if self.global_step > 6 else loss
 
 
 class Freezing(TrainerCallback):
@@ -237,6 +240,79 @@ def counting_functions(**arguments: Any) -> Trainer:
     made.optimizer, made.lr_scheduler = optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     made.compute_loss_func = loss
     made.add_callback(Clock())
+    return made
+
+
+class Telling(TrainerCallback):
+    """Tells the loss of the epoch and of steps, by what it adds to arguments and state, and by a list."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+        self.of_epochs: Counter[str] = Counter()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        args.weight = state.weight = 1 + round(state.epoch or 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.append(state.global_step)
+        self.of_epochs[f"epoch {int(state.epoch)}"] += 1
+        kwargs["optimizer"].param_groups[0]["weight_decay"] = 0.1 * max(self.of_epochs.values())
+
+
+class Told(Trainer):
+    """Weighs the loss by what it is told, and by the loss that it has logged last."""
+
+    logged = 0.0
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        self.logged = logs.get("loss", self.logged)
+        super().log(logs, *args)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        weight = self.args.weight + self.state.weight + self.logged  # type: ignore[attr-defined]
+        steps: list[int] = self.steps  # type: ignore[attr-defined]
+        return loss * (weight + sum(steps)) if len(steps) > 6 else loss
+
+
+def telling(**arguments: Any) -> Trainer:
+    """One whose loss follows, later than a trial sees, from what no checkpoint of a Trainer has."""
+    made = trainer(**arguments, logging_steps=3)
+    made.__class__ = Told
+    made.steps = []  # type: ignore[attr-defined]
+    made.add_callback(Telling(made.steps))  # type: ignore[attr-defined]
+    return made
+
+
+class SavesFew(Trainer):
+    """Saves parameters alone, and none of the buffers."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        assert output_dir is not None
+        os.makedirs(output_dir, exist_ok=True)
+        torch.save(dict(self.model.named_parameters()), f"{output_dir}/few.bin")  # type: ignore[union-attr]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        few = torch.load(f"{resume_from_checkpoint}/few.bin", weights_only=False)
+        self.model.load_state_dict(few, strict=False)  # type: ignore[union-attr]
+
+
+class CountingHead(torch.nn.Linear):
+    """Doubles what it gives from the seventh time on."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return super().forward(given) * (2 if self.seen > 6 else 1)
+
+
+def saving_few(**arguments: Any) -> Trainer:
+    made = trainer(**arguments, eval_strategy="no")
+    made.__class__ = SavesFew
+    made.model.classifier = CountingHead()  # type: ignore[union-attr]
     return made
 
 

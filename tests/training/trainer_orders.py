@@ -12,6 +12,7 @@ import torch
 import trainer_jobs
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import Trainer, TrainerCallback, default_data_collator, set_seed
+from transformers.trainer_pt_utils import LabelSmoother
 
 SIZE = 4
 #: The step after which something changes, of six in an epoch.
@@ -91,8 +92,20 @@ def ordering(how: str, batches: bool, output_dir: str | None = None) -> Trainer:
     return own
 
 
+class Halving(TrainerCallback):
+    """Halves gradients."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See the class."""
+        for parameter in kwargs["model"].parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.5)
+
+
 class Changing(TrainerCallback):
     """Changes something at a later step."""
+
+    trainer: Trainer
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -120,6 +133,19 @@ class Changing(TrainerCallback):
             model.classifier.forward = lambda given: forward(given) * 1.5
         elif self.what == "sampler":
             kwargs["train_dataloader"].batch_sampler.sampler.weights[:12] = 0.0
+        elif self.what == "schedule":
+            self.trainer.lr_scheduler = torch.optim.lr_scheduler.ExponentialLR(kwargs["optimizer"], 0.5)  # type: ignore[assignment]
+        elif self.what == "loss":
+            self.trainer.compute_loss_func = lambda outputs, labels, **kwargs: outputs.logits.square().mean()
+        elif self.what == "label smoothing":
+            self.trainer.label_smoother.epsilon = 0.5  # type: ignore[union-attr]
+        elif self.what == "optimizer":
+            embeddings = list(model.bert.embeddings.parameters())
+            for parameter in embeddings:
+                parameter.requires_grad_(True)
+            kwargs["optimizer"].add_param_group({"params": embeddings, "lr": 0.1})
+        elif self.what == "callback":
+            self.trainer.add_callback(Halving())
 
 
 class Told(trainer_jobs.Rows):
@@ -198,7 +224,16 @@ def changing(what: str, output_dir: str | None = None, **arguments: Any) -> Trai
     elif what == "collator":
         COLLATOR.set_epoch(0)
         made.data_collator = COLLATOR
-    made.add_callback(Changing(what))
+    elif what == "label smoothing":
+        made.label_smoother = LabelSmoother(0.1)
+    elif what == "optimizer":
+        made.model.bert.embeddings.requires_grad_(False)  # type: ignore[union-attr]
+        rest = made.model.classifier.parameters()  # type: ignore[union-attr]
+        made.optimizer = torch.optim.AdamW(rest, lr=1e-2)
+        made.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(made.optimizer)  # type: ignore[assignment]
+    changes = Changing(what)
+    changes.trainer = made
+    made.add_callback(changes)
     return made
 
 

@@ -55,6 +55,8 @@ class ReportingCallback(TrainerCallback):
             training.remembered.set(facts["callbacks"])
             training.beside.set(facts.get("beside", {}))
             training.arguments.set(facts.get("changed_arguments", {}))
+            training.added.set(facts.get("added", {}))
+            training.set_logged(facts.get("logged"))
             training.epoch_losses = list(facts["epoch_losses"])
             training.metrics.update(facts["metrics"])
             training.own_metrics = dict(facts["own_metrics"])

@@ -24,6 +24,8 @@ _SAVED, _LAST = 2, 4
 #: What the kernels of GPUs, which add in any order, may differ by; or so many times what two trainings that
 #: nobody stopped do, for in 16 bits some steps make much of little.
 _TOLERANCE, _TIMES_NOISE = 1e-5, 10.0
+# The same of the sum of a tensor, in which much may cancel out.
+_TOLERANCE_OF_SUMS = 1e-2
 
 
 def measure(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
@@ -80,11 +82,14 @@ def _compare(
             noise = _furthest(expected, again(Path(other)).losses[_SAVED:])
         tolerance = max(tolerance, _TIMES_NOISE * noise)
     _refuse_other_losses(expected, resumed.losses, tolerance)
-    if lost := differing(whole.seen[last], resumed.seen[last]):
+    noise = _TOLERANCE_OF_SUMS if ranks.device.type == "cuda" else 0.0
+    if lost := [*differing(whole.seen[last], resumed.seen[last]), *_others(whole, resumed, noise)]:
         # Such as a time of day: it differs each time, stopped or not.
         with tempfile.TemporaryDirectory(prefix="saturn-trainer-") as other:
-            unstopped = again(Path(other)).seen[last]
-        lost = sorted(set(lost) - set(differing(whole.seen[last], unstopped)))
+            unstopped = again(Path(other))
+        each_time = differing(whole.seen[last], unstopped.seen[last])
+        each_time += _others(whole, unstopped, noise)
+        lost = sorted(set(lost) - set(each_time))
     if lost:
         raise ChangesResultError(
             f"stopped after step {_SAVED} and resumed, after step {last} {', '.join(lost[:3])} is not what "
@@ -92,6 +97,16 @@ def _compare(
             "or as a number or list that is an attribute of a callback or of the Trainer's class"
         )
     return guards.EXACT
+
+
+def _others(whole: TrainerTraining, other: TrainerTraining, tolerance: float) -> list[str]:
+    """The tensors of the model that are not those of ``whole``, as far as their sums tell."""
+    pairs = [(name, was, other.sums.get(name, math.inf)) for name, was in whole.sums.items()]
+    return [
+        name
+        for name, was, now in pairs
+        if not (math.isclose(was, now, rel_tol=tolerance, abs_tol=tolerance) or was != was)
+    ]
 
 
 def _furthest(losses: list[float], others: list[float]) -> float:

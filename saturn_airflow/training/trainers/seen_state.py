@@ -80,6 +80,18 @@ def of_trainer(trainer: Trainer, job: Job) -> Seen:
     return _seen(roots, trainer)
 
 
+def sums_of(trainer: Trainer) -> dict[str, float]:
+    """The sum of each parameter and buffer of the model of ``trainer``."""
+    model: Any = trainer.model
+    tensors = [(name, t.detach()) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    real = {name: torch.view_as_real(t) if t.is_complex() else t for name, t in tensors}
+    return {
+        f"the model's {name}": float(t.sum(dtype=torch.float64))
+        for name, t in real.items()
+        if t.layout == torch.strided and not t.is_quantized
+    }
+
+
 def differing(before: Seen, now: Seen) -> list[str]:
     """Where both say something, and not the same: what one lacks may be what is kept to save time."""
     return [where for where, value in before.items() if where in now and now[where] != value]

@@ -97,12 +97,12 @@ class TrainerAttributes:
 def own_attributes(trainer: Trainer) -> dict[str, Any]:
     """The attributes that are not transformers' own."""
     kind: Any = type(trainer)
-    library = _set_by_libraries(kind)
+    library = set_by_libraries(kind)
     return {name: value for name, value in vars(trainer).items() if name not in library}
 
 
 @functools.cache
-def _set_by_libraries(kind: Hashable) -> set[str]:
+def set_by_libraries(kind: Hashable) -> set[str]:
     """The names of attributes that the code of libraries, such as transformers and trl, assigns."""
     assigned = map(_assigned, _functions(cast(type, kind)))
     return {*_SET_HERE, *itertools.chain.from_iterable(assigned)}
@@ -118,4 +118,12 @@ def _functions(kind: type) -> Iterator[types.CodeType]:
 
 
 def _assigned(code: types.CodeType) -> Iterator[str]:
-    return (line.argval for line in dis.get_instructions(code) if line.opname == "STORE_ATTR")
+    """The attributes that a method assigns to its own object: the name of one that it assigns to another, as
+    ``self.state.global_step``, the job's class may have for its own."""
+    own = code.co_varnames[:1]
+    lines = (line for line in dis.get_instructions(code) if line.opname != "EXTENDED_ARG")
+    for before, line in itertools.pairwise(lines):
+        if line.opname == "STORE_ATTR" and before.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
+            if loaded[-1:] == own:
+                yield line.argval

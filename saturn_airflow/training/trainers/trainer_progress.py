@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import DoesNotFit, NotANumberError, TrainRequest
 from saturn_airflow.model import metrics
@@ -18,17 +20,21 @@ from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.structure import FIRST_STEPS, Structure
 from saturn_airflow.training.trainers import seen_state
+from saturn_airflow.training.trainers.added_attributes import AddedAttributes
 from saturn_airflow.training.trainers.beside_checkpoint import StateBesideCheckpoint
 from saturn_airflow.training.trainers.building import batches_per_epoch, build, leave_process_group
 from saturn_airflow.training.trainers.callback_state import CallbackState
 from saturn_airflow.training.trainers.changed_arguments import ChangedArguments
 from saturn_airflow.training.trainers.data_changes import DataChanges
 from saturn_airflow.training.trainers.fetch_randomness import FetchRandomness
+from saturn_airflow.training.trainers.replaced_parts import ReplacedParts
 from saturn_airflow.training.trainers.trained_epochs import TrainedEpochs
 
 #: Batches that are slower than those after them.
 _WARMUPS = 2
 _EVALUATED = "eval_"
+# By which a Trainer knows the mean of the losses that it logs next.
+_LOGGING = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 
 
 class TrainerProgress:
@@ -80,6 +86,8 @@ class TrainerProgress:
         self.look_until = look_until
         #: What is remembered after each of the first steps.
         self.seen: dict[int, seen_state.Seen] = {}
+        #: Of each tensor of the model, its sum after the last of these.
+        self.sums: dict[str, float] = {}
         self.warned_of: set[str] = set()
         #: What the job's first steps made of its model; None where an earlier version wrote the checkpoint.
         self.made_first: Mapping[str, str] | None = {}
@@ -109,17 +117,35 @@ class TrainerProgress:
             "definition": self.definition,
             "arguments": self.arguments.given,
             **({"changed_arguments": changed} if (changed := self.arguments.values()) else {}),
+            **({"added": added} if (added := self.added.values()) else {}),
             "callbacks": self.remembered.values(),
             "epoch_losses": self.epoch_losses,
             "metrics": self.metrics,
             "own_metrics": self.own_metrics,
             "evaluation_seconds": self.evaluation_seconds,
+            "logged": {name: float(getattr(self.trainer, name)) for name in self._logging()},
         }
+
+    def _logging(self) -> list[str]:
+        return [name for name in _LOGGING if hasattr(self.trainer, name)]
+
+    def set_logged(self, kept: Mapping[str, float] | None) -> None:
+        """Have the trainer's log go on: its ``loss`` is a mean over all steps since it was logged last.
+
+        :param kept: the part ``logged`` of :meth:`facts`; None where an earlier version wrote the checkpoint.
+        """
+        for name in self._logging():
+            if kept is not None and name in kept:
+                now, value = getattr(self.trainer, name), kept[name]
+                now = now.new_tensor(value) if isinstance(now, torch.Tensor) else type(now)(value)
+                setattr(self.trainer, name, now)
 
     def begin(self, step: int, total: int, loader: Any) -> None:
         """Hear that training begins after ``step``, of ``total``, with the batches of ``loader``."""
         self.step = self.first_step = step
+        self.remembered.begin()
         self.beside = StateBesideCheckpoint(self.trainer, self.job, self.ranks.device)
+        self.added, self._replaced = AddedAttributes(self.trainer), ReplacedParts(self.trainer)
         self.total, self.per_epoch = total, batches_per_epoch(self.trainer, len(loader))
         self.epochs.begin(step, self.per_epoch, loader)
         within = self.epochs.epoch if self.epochs.within_epoch else None
@@ -139,7 +165,7 @@ class TrainerProgress:
         """
         if self.request.measure is not None:
             return False
-        changed = self._data.names()
+        changed = [*self._data.names(), *self._replaced.names(), *self.added.lacking()]
         if self._structure is not None:
             changed += [*self._structure.changed(), *self._structure.other_parameters()]
         if new := [name for name in changed if f"lacks {name}" not in self.warned_of]:
@@ -148,7 +174,8 @@ class TrainerProgress:
                 f"training has changed {', '.join(new[:5])}, which the checkpoints of a Trainer lack: from "
                 f"step {self.step} on, none is kept. A job that is stopped goes on from an earlier one or "
                 "begins anew, and comes to the same. Data that are told of the epoch, by a method "
-                "set_epoch(epoch), can be resumed, and so can modules and hooks that are there from the first"
+                "set_epoch(epoch), can be resumed, and so can modules, hooks, callbacks and an optimizer's "
+                "parameters that are there from the first"
             )
         return bool(changed)
 
@@ -185,6 +212,8 @@ class TrainerProgress:
         job_log.at(step + 1)
         if step <= self.look_until:
             self.seen[step] = seen_state.of_trainer(self.trainer, self.job)
+        if step == self.look_until:
+            self.sums = seen_state.sums_of(self.trainer)
 
     def evaluated(self, epoch: int, found: dict[str, float]) -> None:
         """Hear of an evaluation."""

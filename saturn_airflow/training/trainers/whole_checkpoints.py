@@ -16,10 +16,10 @@ from saturn_airflow.model import disks, json_text
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import DiskError, JobError
 
-# 2: ``beside`` has state; 3: one of the others below is there. What has none of them is of 1, so that earlier
-# versions of Saturn go on from it.
-_FORMAT = 3
-_ADDED = {"position": 3, "changed_arguments": 3, "fetched": 3, "beside": 2}
+# From which format on each of these is known. What has none of them is of 1, so that earlier versions of
+# Saturn go on from it.
+_FORMAT = 4
+_ADDED = {"added": 4, "position": 3, "changed_arguments": 3, "fetched": 3, "beside": 2}
 MANIFEST = "saturn.json"
 #: Bytes of a file that are read at once.
 _PART = 1 << 20
