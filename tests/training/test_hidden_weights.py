@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -111,6 +113,29 @@ def test_a_scheduler_that_reads_what_the_optimizer_keeps_is_refused() -> None:
     with pytest.raises(JobError, match="ByMomentum' reads the optimizer's state, and a schedule depends"):
         step()
     assert made.state is before
+
+
+class Walking(lr_scheduler.LRScheduler):
+    """Walks at random."""
+
+    walk = 1.0
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        self.walk += random.random() + float(np.random.rand()) + float(torch.rand(()))
+        return [base * self.walk for base in self.base_lrs]
+
+
+def test_a_schedule_that_draws_is_the_same_where_it_goes_through_the_steps_again() -> None:
+    hparams = HParams(lr_scheduler=f"{__name__}:Walking")
+    rates = []
+    for steps in (0, 4):
+        made = optimizer()
+        torch.rand(steps)  # each process has drawn something else by then
+        step = make_scheduler(hparams, made, steps, GroupState(made), None)
+        for _ in range(steps, 6):
+            step()
+        rates.append([group["lr"] for group in made.param_groups])
+    assert rates[0] == rates[1]
 
 
 class FailsLate(lr_scheduler.LRScheduler):

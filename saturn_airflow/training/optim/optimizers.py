@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training import rng
 from saturn_airflow.training.guarding.users_state import UsersState
+from saturn_airflow.training.optim import own_classes
 from saturn_airflow.training.optim.elementwise import refuse_coupled
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.hidden_weights import hidden_weights
@@ -240,14 +243,23 @@ def make_scheduler(
 ) -> Callable[[], None]:
     """What to call after each optimizer step, with the learning rates as they are after ``steps`` of them.
 
-    Schedulers are functions of the number of steps, so going through the steps again restores them exactly.
+    Schedulers are functions of the number of steps, so going through the steps again restores them exactly;
+    what they draw follows from that number, too.
 
     :param total: as for :func:`scheduler_of`.
     :param kept: is told what the scheduler writes into the optimizer's groups.
     :raises JobError: when the scheduler can't be made, wants a metric in each step, or looks at the weights.
     """
     made: list[Any] = []
+    numbers = itertools.count()
     what = f"lr_scheduler {hparams.lr_scheduler!r}"
+    may_draw = own_classes.is_own(str(hparams.lr_scheduler).partition(":")[0])
+
+    def seed() -> None:
+        if may_draw:
+            rng.seed(hparams.seed, "schedule", next(numbers))
+
+    seed()
     with hidden_weights(optimizer, what):
         kept.scheduled(lambda: made.append(scheduler_of(hparams, optimizer, total)))
     (scheduler,) = made
@@ -255,6 +267,7 @@ def make_scheduler(
         return lambda: None
 
     def step() -> None:
+        seed()
         with of_the_job(what), hidden_weights(optimizer, what):
             kept.scheduled(scheduler.step)
 
