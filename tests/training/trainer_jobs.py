@@ -247,8 +247,11 @@ class Telling(TrainerCallback):
     """Tells the loss of the epoch and of steps, by what it adds to arguments and state, and by a list."""
 
     def __init__(self, steps: list[int]) -> None:
-        self.steps = steps
+        self.steps, self.saves = steps, 0
         self.of_epochs: Counter[str] = Counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.saves += 1
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         args.weight = state.weight = 1 + round(state.epoch or 0)
@@ -256,7 +259,7 @@ class Telling(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps.append(state.global_step)
         self.of_epochs[f"epoch {int(state.epoch)}"] += 1
-        kwargs["optimizer"].param_groups[0]["weight_decay"] = 0.1 * max(self.of_epochs.values())
+        kwargs["optimizer"].param_groups[0]["weight_decay"] = 0.1 * max(self.of_epochs.values()) + self.saves
 
 
 class Told(Trainer):

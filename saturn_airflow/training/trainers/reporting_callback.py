@@ -32,6 +32,8 @@ class ReportingCallback(TrainerCallback):
         self._since = self._saved_at = time.perf_counter()
         self._saved_step = 0
         self._save = self._end = self._between = False
+        #: Whether nobody but Saturn has asked for the save that comes.
+        self._unasked = False
 
     def record_losses(self, trainer: Any) -> None:
         """Record what the trainer's ``training_step`` returns; its sum over a step is the step's loss."""
@@ -43,6 +45,22 @@ class ReportingCallback(TrainerCallback):
             return loss
 
         trainer.training_step = recorded
+
+    def hide_saves(self, trainer: Any) -> None:
+        """Have the job's callbacks hear of the saves that it asks for alone: when Saturn saves depends on the
+        time that steps take."""
+        handler = trainer.callback_handler
+        tell = handler.on_save
+
+        def on_save(args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            is_best = args.save_strategy == "best" and state.best_global_step == state.global_step
+            if is_best or not self._unasked:
+                return tell(args, state, control, **kwargs)
+            control.should_save = False
+            self.on_save(args, state, control, model=handler.model)
+            return control
+
+        handler.on_save = on_save
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
@@ -73,7 +91,7 @@ class ReportingCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
-        training = self._training
+        training, self._unasked = self._training, False
         training.epochs.step_to(state.epoch)
         self._between = False
         loss = float(torch.stack(self._parts).sum())
@@ -88,7 +106,7 @@ class ReportingCallback(TrainerCallback):
         if training.request.measure is not None:
             # Nothing is kept of a trial but what it compares.
             control.should_evaluate = False
-            control.should_save = state.global_step == training.save_at
+            control.should_save = self._unasked = state.global_step == training.save_at
             self._save = control.should_save and training.epochs.ends(control)
             if self._end and not control.should_save:
                 raise EndTraining
@@ -100,7 +118,8 @@ class ReportingCallback(TrainerCallback):
         if self._save_due(state.global_step, now) or self._end:
             # After an epoch's last step its evaluation is still to come.
             self._save = training.epochs.ends(control)
-            control.should_save = control.should_save or (not self._save and self._may_save())
+            if not self._save:
+                self._ask_for_save(control)
         if state.global_step >= state.max_steps:
             self._save = self._end = False
 
@@ -110,7 +129,9 @@ class ReportingCallback(TrainerCallback):
         self._between = True
         if self._training.request.measure is not None:
             control.should_evaluate = control.should_save = False
-        control.should_save = control.should_save or (self._save and self._may_save())
+        self._unasked = False
+        if self._save:
+            self._ask_for_save(control)
         self._save = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -144,6 +165,10 @@ class ReportingCallback(TrainerCallback):
         self._since = time.perf_counter()
         if self._end and not control.should_training_stop:
             raise EndTraining
+
+    def _ask_for_save(self, control: Any) -> None:
+        if not control.should_save:
+            control.should_save = self._unasked = self._may_save()
 
     def _may_save(self) -> bool:
         """Whether a checkpoint would be whole; where it would not, training that is to end does so here.

@@ -36,6 +36,7 @@ class TrainerTraining(TrainerProgress):
         callback = ReportingCallback(self, found)
         trainer.add_callback(callback)
         callback.record_losses(trainer)
+        callback.hide_saves(trainer)
         status = Status.FINISHED
         try:
             with of_the_job("Trainer.train()"):
