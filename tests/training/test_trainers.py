@@ -185,6 +185,17 @@ def test_a_trainer_that_saves_less_than_its_model_is_refused_by_name(tmp_path: P
         guarded.check(request(one, tmp_path), here)
 
 
+def test_what_several_evaluations_measure_is_all_there(tmp_path: Path) -> None:
+    def one(two: bool) -> Job:
+        given = {"two": two, "num_train_epochs": 1}
+        return Job("m", load_model="trainer_jobs:testing_too", trainer=True, model_args=given)
+
+    alone, both = run(request(one(False), tmp_path / "one"), request(one(True), tmp_path / "two"))
+    assert alone["result"]["eval_loss"] == evaluations(alone)[-1]
+    assert alone["result"]["metrics"].keys() == {"accuracy"}
+    assert both["result"]["metrics"].keys() == {"one_loss", "one_accuracy", "other_loss", "other_accuracy"}
+
+
 def test_by_hand_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = job(output_dir=str(tmp_path / "own"))  # which a Trainer makes as it is made

@@ -319,6 +319,24 @@ def saving_few(**arguments: Any) -> Trainer:
     return made
 
 
+class TestsToo(Trainer):
+    """Evaluates more data than are asked for."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        found = super().evaluate(*args, **kwargs)
+        super().evaluate(Rows(6), metric_key_prefix="test")
+        return found
+
+
+def testing_too(two: bool, **arguments: Any) -> Trainer:
+    """One that evaluates one set of data or two, and another of its own."""
+    made = trainer(**arguments)
+    made.__class__ = TestsToo
+    if two:
+        made.eval_dataset = {"one": Rows(10), "other": Rows(8)}
+    return made
+
+
 class Resetting(TrainerCallback):
     """Draws the last layer anew before each epoch."""
 

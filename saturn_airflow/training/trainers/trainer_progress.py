@@ -79,6 +79,8 @@ class TrainerProgress:
         self.epoch_losses: list[float] = []
         self.metrics: dict[str, float | None] = {"loss": None, "epoch_loss": None, "eval_loss": None}
         self.own_metrics: dict[str, float] = {}
+        #: The step after which they were measured.
+        self._evaluated = -1
         self.seconds: list[float] = []
         self.setup_seconds = 0.0
         self.evaluation_seconds = 0.0
@@ -216,18 +218,24 @@ class TrainerProgress:
             self.sums = seen_state.sums_of(self.trainer)
 
     def evaluated(self, epoch: int, found: dict[str, float]) -> None:
-        """Hear of an evaluation."""
+        """Hear of an evaluation; there may be several after one step, each of other data."""
         numbers = {
             name.removeprefix(_EVALUATED): float(value)
             for name, value in found.items()
             if name.startswith(_EVALUATED) and isinstance(value, int | float)
         }
-        self.evaluation_seconds += numbers.get("runtime", 0.0)
+        if not numbers:
+            return  # of data that the job's code evaluates under another name
+        if self.step != self._evaluated:
+            self._evaluated, self.own_metrics, self.metrics["eval_loss"] = self.step, {}, None
+        self.evaluation_seconds += sum(took for name, took in numbers.items() if name.endswith("runtime"))
         loss = numbers.pop("loss", None)
-        self.metrics["eval_loss"] = loss
-        self.own_metrics = {name: value for name, value in numbers.items() if _is_metric(name)}
-        if self.request.measure is None and (loss is not None or self.own_metrics):
-            own = {"metrics": self.own_metrics} if self.own_metrics else {}
+        if loss is not None:
+            self.metrics["eval_loss"] = loss
+        found_here = {name: value for name, value in numbers.items() if _is_metric(name)}
+        self.own_metrics |= found_here
+        if self.request.measure is None and (loss is not None or found_here):
+            own = {"metrics": found_here} if found_here else {}
             self.ranks.emit("eval", step=self.step, epoch=epoch, eval_loss=loss, **own)
 
     def end_epoch(self) -> None:
