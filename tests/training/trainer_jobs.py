@@ -280,8 +280,16 @@ class Told(Trainer):
 
 def telling(**arguments: Any) -> Trainer:
     """One whose loss follows, later than a trial sees, from what no checkpoint of a Trainer has."""
+    counted = {"steps": 0}
+
+    class Local(Told):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            counted["steps"] += 1
+            loss = super().training_step(*args, **kwargs)
+            return loss * 2 if counted["steps"] == 8 else loss
+
     made = trainer(**arguments, logging_steps=3)
-    made.__class__ = Told
+    made.__class__ = Local
     made.steps = []  # type: ignore[attr-defined]
     made.add_callback(Telling(made.steps))  # type: ignore[attr-defined]
     return made

@@ -13,7 +13,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import own_classes, plain_values
 from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.trainers.trainer_attributes import TrainerAttributes
 
@@ -86,7 +86,7 @@ class StateBesideCheckpoint:
 
 
 def _functions_of(trainer: Trainer) -> dict[str, Any]:
-    """What of the job's own a trainer calls, by its name there."""
+    """What of the job's own a trainer calls, by its name: methods, too, may close over something."""
     names = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
     found = {name: getattr(trainer, name) for name in names}
     waiting: list[Any] = [trainer.lr_scheduler]
@@ -94,4 +94,7 @@ def _functions_of(trainer: Trainer) -> dict[str, Any]:
         waiting += getattr(scheduler, "_schedulers", ())
         for group, function in enumerate(getattr(scheduler, "lr_lambdas", ())):
             found[f"lr_scheduler[{number}].lr_lambdas[{group}]"] = function
+    for part in (trainer, *trainer.callback_handler.callbacks):
+        for kind in filter(lambda kind: own_classes.is_own(kind.__module__), type(part).__mro__):
+            found |= {f"{kind.__qualname__}.{name}": one for name, one in vars(kind).items() if callable(one)}
     return {name: function for name, function in found.items() if function is not None}
