@@ -157,6 +157,7 @@ def cuts_of(
     :raises DoesNotFit: when the model can't be cut into so many parts.
     """
     from torch import nn
+    from torch.nn.utils.parametrize import is_parametrized
 
     from saturn_airflow.launch.request import DoesNotFit
 
@@ -174,6 +175,8 @@ def cuts_of(
         for name, module in _matching(model, pattern):
             if not isinstance(module, nn.Linear):
                 raise DoesNotFit(f"{name!r} is a {type(module).__name__}; only nn.Linear can be cut")
+            if is_parametrized(module):
+                raise DoesNotFit(f"{name!r} computes its weight from others (parametrizations), and can't be cut")
             size = module.out_features if cut.startswith("colwise") else module.in_features
             if size % devices:
                 raise DoesNotFit(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
+from saturn_airflow import library
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism import unsupported
 from saturn_airflow.training.ranks import Ranks
@@ -28,3 +30,11 @@ def test_sparse_buffers_are_for_one_device(layout: str) -> None:
     unsupported.refuse_sparse(graph("dense"), two)
     unsupported.refuse_sparse(nn.Sequential(nn.LazyLinear(3)), two)
     unsupported.refuse_sparse(graph(layout), Ranks(rank=0, size=1, device=torch.device("cpu")))
+
+
+def test_weights_that_are_computed_from_others_are_not_cut() -> None:
+    model = nn.Sequential(weight_norm(nn.Linear(2, 2)))
+    model.tp_plan = {"0": "colwise"}  # type: ignore[assignment]
+    two = Ranks(rank=0, size=2, device=torch.device("cpu"))
+    with pytest.raises(DoesNotFit, match=r"'0' computes its weight from others \(parametrizations\)"):
+        library.get("tensor").parallelize(model, two)

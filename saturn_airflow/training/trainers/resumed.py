@@ -123,5 +123,6 @@ def _refuse_other_losses(expected: list[float], resumed: list[float], tolerance:
                 f"stopped after step {_SAVED} and resumed, the Trainer's loss at step {number} is {is_now}, "
                 f"and {was} where it was not stopped: something that it draws or counts is not in its "
                 "checkpoint (a data_collator or a dataset with random numbers of its own, an attribute of "
-                "the Trainer or the model); draw it once when the dataset is made, or keep it in a buffer"
+                "the Trainer or the model), or on_train_begin changes the model once more; draw it once when "
+                "the dataset is made, keep it in a buffer, or change the model where it is made"
             )
