@@ -176,7 +176,9 @@ def cuts_of(
             if not isinstance(module, nn.Linear):
                 raise DoesNotFit(f"{name!r} is a {type(module).__name__}; only nn.Linear can be cut")
             if is_parametrized(module):
-                raise DoesNotFit(f"{name!r} computes its weight from others (parametrizations), and can't be cut")
+                raise DoesNotFit(
+                    f"{name!r} computes its weight from others (parametrizations): it can't be cut"
+                )
             size = module.out_features if cut.startswith("colwise") else module.in_features
             if size % devices:
                 raise DoesNotFit(

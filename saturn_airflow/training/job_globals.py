@@ -33,7 +33,8 @@ class JobGlobals:
     """The global variables of the Python modules that a job's model, loss and optimizer are in.
 
     :param model: as this rank trains it, before its first step.
-    :param functions: what else is called and may keep something, by name.
+    :param functions: what else is called and may keep something, by name: functions, and classes whose
+        methods are called.
     """
 
     def __init__(
@@ -104,14 +105,21 @@ class JobGlobals:
         for module in self._names:
             for name, value in list(vars(sys.modules[module]).items()):
                 if isinstance(value, type) and value.__module__ == module:
-                    for key, part in list(vars(value).items()):
-                        part = getattr(part, "__func__", part)
-                        if not key.startswith("_") or isinstance(part, FUNCTIONS):
-                            yield (module, f"{name}.{key}"), ValuePlace(part, partial(setattr, value, key))
+                    yield from _of_class(module, name, value)
                 elif not name.startswith("__"):
                     yield (module, name), ValuePlace(value, partial(setattr, sys.modules[module], name))
         for name, function in (*functions_of(self._model), *self._functions.items()):
-            yield ("", name), ValuePlace(function, cannot)
+            if isinstance(function, type):
+                yield from _of_class("", name, function)
+            else:
+                yield ("", name), ValuePlace(function, cannot)
+
+
+def _of_class(module: str, name: str, kind: type) -> Iterator[tuple[tuple[str, str], ValuePlace]]:
+    for key, part in list(vars(kind).items()):
+        part = getattr(part, "__func__", part)
+        if not key.startswith("_") or isinstance(part, FUNCTIONS):
+            yield (module, f"{name}.{key}"), ValuePlace(part, partial(setattr, kind, key))
 
 
 def put_into_functions(model: nn.Module, values: Mapping[str, Any]) -> None:

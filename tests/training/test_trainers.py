@@ -181,7 +181,7 @@ def test_what_could_not_be_resumed_is_refused_by_name(
 def test_a_trainer_that_saves_less_than_its_model_is_refused_by_name(tmp_path: Path) -> None:
     here = Ranks(rank=0, size=1, device=torch.device("cpu"))
     one = Job("bert", load_model="trainer_jobs:saving_few", trainer=True)
-    with pytest.raises(ChangesResultError, match="the model's classifier.seen is not what it was"):
+    with pytest.raises(ChangesResultError, match=r"the model's classifier\.seen is not what it was"):
         guarded.check(request(one, tmp_path), here)
 
 

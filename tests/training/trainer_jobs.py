@@ -283,10 +283,13 @@ def telling(**arguments: Any) -> Trainer:
     counted = {"steps": 0}
 
     class Local(Told):
+        counted = 0
+
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             counted["steps"] += 1
+            Local.counted += 1
             loss = super().training_step(*args, **kwargs)
-            return loss * 2 if counted["steps"] == 8 else loss
+            return loss * (1 + (counted["steps"] == 8) + (Local.counted == 9))
 
     made = trainer(**arguments, logging_steps=3)
     made.__class__ = Local

@@ -102,13 +102,19 @@ class Halving(TrainerCallback):
                 parameter.grad.mul_(0.5)
 
 
+class Held:
+    """What a callback holds."""
+
+    place: object = None
+
+
 class Changing(TrainerCallback):
     """Changes something at a later step."""
 
     trainer: Trainer
 
     def __init__(self, what: str) -> None:
-        self.what = what
+        self.what, self.held = what, Held()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """See the class."""
@@ -144,6 +150,9 @@ class Changing(TrainerCallback):
             for parameter in embeddings:
                 parameter.requires_grad_(True)
             kwargs["optimizer"].add_param_group({"params": embeddings, "lr": 0.1})
+        elif self.what == "object":
+            self.held.place = object()
+            kwargs["optimizer"].param_groups[0]["weight_decay"] = 0.5
         elif self.what == "callback":
             self.trainer.add_callback(Halving())
 

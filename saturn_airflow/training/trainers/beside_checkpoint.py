@@ -86,7 +86,7 @@ class StateBesideCheckpoint:
 
 
 def _functions_of(trainer: Trainer) -> dict[str, Any]:
-    """What of the job's own a trainer calls, by its name: methods, too, may close over something."""
+    """What of the job's own a trainer calls, by its name, and its class and those of its callbacks."""
     names = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
     found = {name: getattr(trainer, name) for name in names}
     waiting: list[Any] = [trainer.lr_scheduler]
@@ -95,6 +95,6 @@ def _functions_of(trainer: Trainer) -> dict[str, Any]:
         for group, function in enumerate(getattr(scheduler, "lr_lambdas", ())):
             found[f"lr_scheduler[{number}].lr_lambdas[{group}]"] = function
     for part in (trainer, *trainer.callback_handler.callbacks):
-        for kind in filter(lambda kind: own_classes.is_own(kind.__module__), type(part).__mro__):
-            found |= {f"{kind.__qualname__}.{name}": one for name, one in vars(kind).items() if callable(one)}
+        own = (kind for kind in type(part).__mro__ if own_classes.is_own(kind.__module__))
+        found |= {kind.__qualname__: kind for kind in own}
     return {name: function for name, function in found.items() if function is not None}

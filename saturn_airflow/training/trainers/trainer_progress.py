@@ -14,7 +14,7 @@ from saturn_airflow.launch import job_log
 from saturn_airflow.launch.request import DoesNotFit, NotANumberError, TrainRequest
 from saturn_airflow.model import metrics
 from saturn_airflow.model.definition import Definition
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import InvalidSweepError, JobError
 from saturn_airflow.training import timing
 from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.ranks import Ranks
@@ -33,6 +33,7 @@ from saturn_airflow.training.trainers.trained_epochs import TrainedEpochs
 #: Batches that are slower than those after them.
 _WARMUPS = 2
 _EVALUATED = "eval_"
+_GOES_ON = "A job that is stopped goes on from an earlier one or begins anew, and comes to the same."
 # By which a Trainer knows the mean of the losses that it logs next.
 _LOGGING = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 
@@ -174,11 +175,17 @@ class TrainerProgress:
             self.warned_of |= {f"lacks {name}" for name in new}
             self.warn(
                 f"training has changed {', '.join(new[:5])}, which the checkpoints of a Trainer lack: from "
-                f"step {self.step} on, none is kept. A job that is stopped goes on from an earlier one or "
-                "begins anew, and comes to the same. Data that are told of the epoch, by a method "
+                f"step {self.step} on, none is kept. {_GOES_ON} Data that are told of the epoch, by a method "
                 "set_epoch(epoch), can be resumed, and so can modules, hooks, callbacks and an optimizer's "
                 "parameters that are there from the first"
             )
+        try:
+            self.facts()
+        except JobError as error:
+            changed.append(str(error))
+            if str(error) not in self.warned_of:
+                self.warned_of.add(str(error))
+                self.warn(f"{error}. From step {self.step} on, no checkpoint is kept. {_GOES_ON}")
         return bool(changed)
 
     def advance(
