@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from saturn_airflow import library
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.parallelism import unsupported
+from saturn_airflow.training.optim.plain_values import equal_tensors
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -30,6 +31,14 @@ def test_sparse_buffers_are_for_one_device(layout: str) -> None:
     unsupported.refuse_sparse(graph("dense"), two)
     unsupported.refuse_sparse(nn.Sequential(nn.LazyLinear(3)), two)
     unsupported.refuse_sparse(graph(layout), Ranks(rank=0, size=1, device=torch.device("cpu")))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "dense"])
+def test_buffers_of_any_layout_are_compared_between_micro_batches(layout: str) -> None:
+    one, other = (graph(layout)[0].adjacency for _ in range(2))  # type: ignore[index]
+    assert equal_tensors(one, other)
+    assert not equal_tensors(one, other * 2)
+    assert equal_tensors(one, torch.eye(3)) is (layout == "dense")
 
 
 def test_weights_that_are_computed_from_others_are_not_cut() -> None:

@@ -452,9 +452,9 @@ def equal(one: Any, other: Any) -> bool:
 
 def equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors on one device have the same shape, format and numbers; NaN is the same as NaN."""
-    same_kind = one.shape == other.shape and one.dtype == other.dtype
+    same_kind = one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+    one, other = (part if part.layout == torch.strided else part.to_dense() for part in (one, other))
     if not same_kind or torch.equal(one, other):
         return same_kind
-    if not (one.is_floating_point() or one.is_complex()) or one.layout != torch.strided:
-        return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    may_be_nan = one.is_floating_point() or one.is_complex()
+    return may_be_nan and bool(((one == other) | (one.isnan() & other.isnan())).all())
