@@ -246,8 +246,8 @@ def counting_functions(**arguments: Any) -> Trainer:
 class Telling(TrainerCallback):
     """Tells the loss of the epoch and of steps, by what it adds to arguments and state, and by a list."""
 
-    def __init__(self, steps: list[int]) -> None:
-        self.steps, self.saves = steps, 0
+    def __init__(self, made: Any) -> None:
+        self.trainer, self.steps, self.saves = made, made.steps, 0
         self.of_epochs: Counter[str] = Counter()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -294,7 +294,7 @@ def telling(**arguments: Any) -> Trainer:
     made = trainer(**arguments, logging_steps=3)
     made.__class__ = Local
     made.steps = []  # type: ignore[attr-defined]
-    made.add_callback(Telling(made.steps))  # type: ignore[attr-defined]
+    made.add_callback(Telling(made))
     return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from saturn_airflow.launch import handed_over
 from saturn_airflow.model.errors import JobError
@@ -63,7 +63,11 @@ class CallbackState:
 
     def _others(self, callback: TrainerCallback) -> dict[str, Any]:
         plain = self._plain(callback)
-        return {name: seen(value, {}) for name, value in vars(callback).items() if name not in plain}
+        return {
+            name: seen(value, {})
+            for name, value in vars(callback).items()
+            if name not in plain and not isinstance(value, Trainer)  # whose attributes are kept elsewhere
+        }
 
     def _plain(self, callback: TrainerCallback) -> Mapping[str, Any]:
         found = {}
