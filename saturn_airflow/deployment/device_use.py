@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import devices, leases
-from saturn_airflow.launch.lease_folder import Holder
+from saturn_airflow.launch.holders import Holder
 
 
 def device_use(folder: Path | None) -> dict[str, Any]:

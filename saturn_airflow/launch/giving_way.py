@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import turn_at_node
 from saturn_airflow.launch.failures import Failure
+from saturn_airflow.launch.kept_lease import GATE_SECONDS, LOOK_SECONDS, KeptLease, LeaseLostError
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, default_folder
 from saturn_airflow.launch.rest_of_sweep import RestOfSweep
@@ -22,12 +23,8 @@ from saturn_airflow.model.sharing import Pace, seconds_to_leave
 from saturn_airflow.model.status import Status
 from saturn_airflow.sharing.at_a_node import as_seen, trained
 
-#: Seconds between two looks at who waits.
-_LOOK_SECONDS = 2.0
 #: What another strategy can train.
 _REFUSED = frozenset({Status.CHANGES_RESULT, Status.DOES_NOT_FIT})
-#: For how long a job that has its devices waits until it is alone with the folder of leases.
-_GATE_SECONDS = 0.5
 
 
 class GivingWay:
@@ -68,7 +65,7 @@ class GivingWay:
 
     def asked(self) -> bool:
         """Whether to write a checkpoint and leave; once True, it stays so."""
-        if self.leaves or time.monotonic() - self._looked_at < _LOOK_SECONDS:
+        if self.leaves or time.monotonic() - self._looked_at < LOOK_SECONDS:
             return self.leaves
         self._looked_at = time.monotonic()
         # A folder that can't be used, a full disk, or whoever is held up in there must not end or hold up a
@@ -85,8 +82,7 @@ class GivingWay:
         if rest is not None and self._is_among_others:
             self._claim = rest.put_in(self._claim)
         lease_folder = LeaseFolder(self._folder)
-        with lease_folder.gate(_GATE_SECONDS):
-            self._lease.hold_again(lease_folder)
+        with lease_folder.gate(GATE_SECONDS):
             tickets = lease_folder.tickets()
             self._is_among_others = False
             if not any(ticket.holder.claim is not None for ticket in tickets):
@@ -102,10 +98,14 @@ class GivingWay:
                 self._claim, self._sharing, tickets, held, lease_folder.used()
             )
             if self.leaves:
-                self._told_at = time.monotonic()
-                leaves_in = self._sharing.rules.seconds_to_leave(self._claim.job)
-                self._claim = self._claim.with_job(leaving=now + leaves_in)
+                self.leave()
             self._lease.tell(self._claim, lease_folder)
+
+    def leave(self) -> None:
+        """Have the job leave its devices."""
+        self.leaves, self._told_at = True, time.monotonic()
+        leaves_in = self._sharing.rules.seconds_to_leave(self._claim.job)
+        self._claim = self._claim.with_job(leaving=time.time() + leaves_in)
 
     def expected_seconds(self) -> float:
         """What this stay at the devices was expected to take."""
@@ -119,7 +119,7 @@ class GivingWay:
             return
         with contextlib.suppress(SaturnError, OSError):
             lease_folder = LeaseFolder(self._folder)
-            with lease_folder.gate(_GATE_SECONDS):
+            with lease_folder.gate(GATE_SECONDS):
                 had = time.monotonic() - self._began
                 lease_folder.count_use(claim.sweep.team, len(self._lease.devices), had)
 
@@ -161,16 +161,22 @@ class TurnsOfRun:
     """A run's turns at its node's devices, one after another: under what it runs in each.
 
     :param node: the names of the node's devices, by number.
+    :param on_lost: called once in a turn where another run gets its devices, too, with that as a sentence.
     :ivar sharing: what it takes to take turns; None for what does not.
     :ivar spec: what the run does in this turn.
     """
 
-    def __init__(self, spec: RunSpec, node: tuple[str, ...]) -> None:
+    def __init__(
+        self, spec: RunSpec, node: tuple[str, ...], on_lost: Callable[[str], object] = lambda told: None
+    ) -> None:
         self.spec = spec
+        self._on_lost = on_lost
         self.sharing = None if spec.claim is None else _sharing(spec, spec.claim, node)
         self._node = node
         self._is_trial = spec.mode == "trial"
         self._stay: GivingWay | None = None
+        self._kept: KeptLease | None = None
+        self._is_lost = False
         self._expected_seconds = 0.0
         self._is_as_planned = True
         self._planned = spec.technique, spec.devices
@@ -198,6 +204,7 @@ class TurnsOfRun:
         elif not self._is_as_planned:
             self.spec = replace(self.spec, device_ids=ids[: self.spec.devices])
         self.device_ids = ids
+        self._kept, self._is_lost = KeptLease(lease, folder), False
         if self.sharing is not None and not self._is_trial:
             self._stay = GivingWay(self.sharing, lease, folder)
         return self.under
@@ -248,18 +255,41 @@ class TurnsOfRun:
             self._stay.note(event)
 
     def is_to_leave(self) -> bool:
-        """Whether to write a checkpoint and wait for another turn."""
-        return self._stay is not None and self._stay.asked()
+        """Whether to write a checkpoint and wait for another turn.
 
-    def count_use(self) -> None:
-        """Count for its team what the job had in this turn."""
+        :raises LeaseLostError: as :meth:`keep_devices`.
+        """
+        self.keep_devices()
+        return self._is_lost or (self._stay is not None and self._stay.asked())
+
+    def keep_devices(self, *, at_once: bool = False) -> None:
+        """Look whether the run still has its devices for itself; where not, training leaves them.
+
+        :param at_once: even if the last look was just now.
+        :raises LeaseLostError: where not, and it does not train: what it measures beside another is wrong.
+        """
+        if not self._is_lost and self._kept is not None and (told := self._kept.lost(at_once=at_once)):
+            self._is_lost = True
+            self._on_lost(f"{told}. This run leaves its devices, and goes on when it has them for itself")
+            if self._stay is not None:
+                self._stay.leave()
+        if self._is_lost and self.spec.mode != "train":
+            raise LeaseLostError
+
+    def is_over(self) -> None:
+        """Count for its team what the job had in this turn, whatever came of it.
+
+        :raises LeaseLostError: as :meth:`keep_devices`: another may have got its devices since the last look.
+        """
         if self._stay is not None:
             self._stay.count_use()
+        if self.spec.mode != "train":
+            self.keep_devices(at_once=True)
 
     def ends(self) -> bool:
         """End this turn; whether there is to be another."""
         if self._stay is None or self.sharing is None:
-            return False
+            return self._is_lost
         stay, self._stay = self._stay, None
         self._expected_seconds += stay.expected_seconds()
         self.left_in = stay.left_in() if stay.leaves else None

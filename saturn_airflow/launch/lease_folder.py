@@ -23,8 +23,7 @@ from typing import Any
 
 from saturn_airflow.launch import trusted_folder
 from saturn_airflow.launch.file_locks import try_lock
-from saturn_airflow.launch.holders import Holder as Holder
-from saturn_airflow.launch.holders import is_count, is_moment
+from saturn_airflow.launch.holders import Holder, is_count, is_moment
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
 from saturn_airflow.model import disks, formats, json_text
 from saturn_airflow.model.errors import InvalidSweepError

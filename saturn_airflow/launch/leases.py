@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from saturn_airflow.launch import turn_at_node
-from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, Holder, LeaseFolder, Priority, Ticket
+from saturn_airflow.launch.holders import Holder
+from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE, LeaseFolder, Priority, Ticket
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import HERE, Claim
 from saturn_airflow.model.errors import InvalidSweepError
@@ -55,20 +56,24 @@ class Lease:
         self.files = files
         self._file_of = dict(zip(devices, files, strict=True))
 
-    def hold_again(self, lease_folder: LeaseFolder) -> None:
+    def hold_again(self, lease_folder: LeaseFolder) -> dict[str, Holder]:
         """Hold the devices by what others lock now, where somebody has removed or replaced their files.
 
-        One that somebody else got meanwhile is held by both.
-
         :param lease_folder: the folder as it is now, whose gate the caller holds.
+        :returns: by device, who else got it meanwhile: both hold it.
         """
+        taken = set[str]()
         for device, file in self._file_of.items():
             if lease_folder.is_device(device, file):
                 continue
             found = lease_folder.lock_device(device, self.holder)
-            if found is not None:
+            if found is None:
+                taken.add(device)
+            else:
                 self._file_of[device] = found
                 self.files += (found,)
+        held = lease_folder.holders() if taken else {}
+        return {device: holder for device, holder in held.items() if device in taken}
 
     def tell(self, claim: Claim, lease_folder: LeaseFolder) -> None:
         """Tell those who wait how far the job is by now.

@@ -68,7 +68,7 @@ def start(spec: RunSpec, handed: HandedOver = NOTHING) -> Run:
 def _say_kept_back(names: tuple[str, ...]) -> None:
     """Say once in each process which variables jobs don't get: a trial starts many runs."""
     if names:
-        log.warning("%s", environment.told(list(names)))
+        log.info("%s", environment.told(list(names)))
 
 
 def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:

@@ -41,6 +41,7 @@ from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.failures import Failure, RanksFailedError, Whose
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
+from saturn_airflow.launch.kept_lease import LeaseLostError
 from saturn_airflow.launch.output_limit import OutputLimit
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
@@ -94,11 +95,10 @@ class Supervisor:
         self._events = os.open(folder / event_file.NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten, self._said = b"", 0
         self._stop_by: float | None = None
-        self._told_to_stop = False
         self._deadline = float("inf")
         self._not_on_the_clock = 0.0
         self._time_is_up = float("inf")
-        self._timed_out = self._crowded = False
+        self._timed_out = self._crowded = self._told_to_stop = False
         self._followed: tuple[float, float] | None = None
         self._memory: Watch | None = None
         self._turn: TurnsOfRun | None = None
@@ -182,7 +182,7 @@ class Supervisor:
 
         # A trial is no training: what the job's code logs meanwhile is logged nowhere.
         os.environ[job_log.VARIABLE] = str(Path(spec.folder, job_log.FILES)) if spec.mode == "train" else ""
-        turn = TurnsOfRun(spec, tuple(device.name for device in found))
+        turn = TurnsOfRun(spec, tuple(device.name for device in found), self._tell_of_others)
         while True:
             if spec.most_seconds is not None and spec.most_seconds <= self._had_seconds:
                 self._timed_out = True
@@ -190,20 +190,22 @@ class Supervisor:
             with self._lease([device.name for device in wanted], turn) as lease:
                 self._begin_turn(turn, lease)
                 mine = [found[number] for number in turn.device_ids]
-                uuids = [device.uuid for device in mine if device.uuid]
-                if in_use := devices.wait_until_free(uuids, self._poll):
-                    self._tell_of_others(in_use)
-                if launching.scratch is None:
-                    launching.scratch = held.enter_context(scratch.folder())
-                    if why := scratch.why_not_compiled_there(Path(launching.scratch)):
-                        self.emit({"event": "warning", "message": why})
-                    process_above.remove_with_this_process(launching.scratch)
-                    held.callback(self._end_leftovers)
-                os.environ.update(devices.environment(mine))
                 try:
-                    result = self._with_restarts(turn, [d.id for d in mine], [*lease.files, state])
-                finally:
-                    turn.count_use()
+                    if in_use := devices.wait_until_free([d.uuid for d in mine if d.uuid], self._poll):
+                        self._tell_of_others(in_use)
+                    if launching.scratch is None:
+                        launching.scratch = held.enter_context(scratch.folder())
+                        if why := scratch.why_not_compiled_there(Path(launching.scratch)):
+                            self.emit({"event": "warning", "message": why})
+                        process_above.remove_with_this_process(launching.scratch)
+                        held.callback(self._end_leftovers)
+                    os.environ.update(devices.environment(mine))
+                    try:
+                        result = self._with_restarts(turn, [d.id for d in mine], [*lease.files, state])
+                    finally:
+                        turn.is_over()
+                except LeaseLostError:
+                    result = {"status": Status.STOPPED}
                 if not self._end_turn(turn) or result.get("status") != Status.STOPPED or self._poll():
                     return {**result, **turn.result()}
                 descendants.end()
@@ -241,7 +243,7 @@ class Supervisor:
     def _end_turn(self, turn: TurnsOfRun) -> bool:
         """Whether the run is to wait for another."""
         self._turn = self._memory = None
-        self._time_is_up = float("inf")  # waiting for the next turn is no time on devices
+        self._time_is_up = self._deadline = float("inf")  # waiting for the next turn is no time on devices
         self._had_seconds += time.monotonic() - self._turn_began
         return turn.ends()
 
@@ -373,9 +375,8 @@ class Supervisor:
             self._timed_out = True
             self._stop_within(self._spec.stop_seconds)
         if self._stop_by is None and self._is_given_up():
-            self._stop_within(
-                _STARTER_GONE_SECONDS if self._spec.outlive_seconds == 0 else _NOBODY_WAITS_SECONDS
-            )
+            outlives = self._spec.outlive_seconds != 0
+            self._stop_within(_NOBODY_WAITS_SECONDS if outlives else _STARTER_GONE_SECONDS)
         if not self._told_to_stop and (self._folder / "stop").exists():
             self._told_to_stop = True
             self._stop_within(self._spec.stop_seconds)
@@ -401,9 +402,8 @@ class Supervisor:
     def _check_follower(self) -> None:
         self._follower.look()
         if self._follower.seconds > _FOLLOWER_SECONDS and (pid := followers.follower(self._spec.folder)):
-            self.emit(
-                {"event": "warning", "message": f"the task, {pid}, was held up by a signal, and was ended"}
-            )
+            told = f"the task, {pid}, was held up by a signal, and was ended"
+            self.emit({"event": "warning", "message": told})
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 

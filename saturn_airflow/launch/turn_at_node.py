@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from saturn_airflow.launch.lease_folder import Holder, Ticket
+from saturn_airflow.launch.holders import Holder
+from saturn_airflow.launch.lease_folder import Ticket
 from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.plan import Place

@@ -24,6 +24,7 @@ FORMATS = {
     "an entry of a plan": 1,
     "a plan": 1,
     "a kept plan": 1,
+    "a note of listed trials": 1,
     "an outcome": 1,
     "progress": 1,
     "a wish": 1,

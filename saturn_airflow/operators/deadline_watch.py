@@ -46,7 +46,7 @@ def tell_author(function: str | None, context: Context, deadline: Mapping[str, A
         return
     try:
         references.resolve(function)(context, dict(deadline))
-    except Exception:
+    except (Exception, SystemExit):
         log.exception("on_missed_deadline %s failed; the sweep goes on", function)
 
 

@@ -13,26 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Context, TaskInstanceState
+from airflow.sdk import Context
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.shared_clock import ahead_of
+from saturn_airflow.operators.standing import any_stands
 from saturn_airflow.operators.xcom_parts import ListingOperator
 
 WHAT = "a kept plan"
 _RETURNED = "return_value"
-#: States that, while the plan's task runs, only a task has that was not cleared with it. One that was cleared
-#: as it ran is `restarting`, and then `up_for_retry`.
-_NOT_CLEARED = (
-    TaskInstanceState.SUCCESS,
-    TaskInstanceState.FAILED,
-    TaskInstanceState.RUNNING,
-    TaskInstanceState.QUEUED,
-    TaskInstanceState.SCHEDULED,
-)
 
 
 class KeptPlanOperator(ListingOperator):
@@ -97,9 +89,7 @@ class KeptPlanOperator(ListingOperator):
             return None
         if not (isinstance(kept, dict) and {"handed_on", _RETURNED} <= set(kept)):
             return None
-        downstream = sorted({*self.train_tasks, *self.downstream_task_ids})
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=downstream, run_ids=[ti.run_id])
-        if not any(state in _NOT_CLEARED for state in found.get(ti.run_id, {}).values()):
+        if not any_stands(ti, {*self.train_tasks, *self.downstream_task_ids}):
             return None
         formats.check(kept, WHAT, path)
         return kept

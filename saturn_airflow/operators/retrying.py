@@ -53,7 +53,12 @@ class WhenItSaysSo(ExceptionRetryPolicy):
             return RetryDecision.retry(timedelta(seconds=exception.seconds), "the task says so")
         if _was_told_to_go_before_it_began(exception):
             return RetryDecision.retry(timedelta(seconds=_UNTOLD_SECONDS), "it had not begun")
-        return super().evaluate(exception, try_number, max_tries, context)
+        found = super().evaluate(exception, try_number, max_tries, context)
+        if found.action == RetryAction.FAIL and max_tries - try_number >= TRIES_OF_A_TRAINING:
+            # No run counts it, such as a callback's sys.exit: as often as the job's own tries allow.
+            delay = timedelta(seconds=_FIRST_SECONDS_OF_FAILURES)
+            return RetryDecision.retry(delay, "training can go on, whatever failed beside it")
+        return found
 
 
 def _was_told_to_go_before_it_began(exception: BaseException) -> bool:
@@ -76,7 +81,8 @@ _DISK_MAY_BE_MENDED = RetryRule(
 #: For tasks that need no device, or measure: Airflow's errors and full disks; what else goes wrong is their
 #: fault.
 SHORT_TASK_POLICY = WhenItSaysSo(rules=[_DISK_MAY_BE_MENDED, _AIRFLOW], default=RetryAction.FAIL)
-#: For tasks that train: Airflow's own errors in following it, too.
+#: For tasks that train: Airflow's own errors in following it, too; what else goes wrong as often as the job's
+#: own tries allow.
 TRAINING_POLICY = WhenItSaysSo(
     rules=[
         replace(_DISK_MAY_BE_MENDED, retry_delay=timedelta(seconds=_DISK_SECONDS)),

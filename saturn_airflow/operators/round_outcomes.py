@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowRescheduleException
 
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.problem import Problem
@@ -14,6 +19,13 @@ from saturn_airflow.operators.train_task import OUTCOME_KEY
 
 if TYPE_CHECKING:
     from saturn_airflow.launch.progress import Progress
+
+log = logging.getLogger(__name__)
+
+#: For how long one job's folder may take to answer: what a training of days says takes minutes to read.
+_ANSWER_SECONDS = 300.0
+#: Seconds until a folder that did not is asked again, by another process.
+_ASK_AGAIN_SECONDS = 30.0
 
 
 def standing_plans(ti: Any, plans: Sequence[str]) -> list[float]:
@@ -51,11 +63,22 @@ def progress_of(sweep: SweepContext, problem: Problem, standing: Sequence[float]
     """How far each job has come; those that a user cleared begin anew.
 
     :param standing: when the plans of earlier rounds were made that still stand.
+    :raises AirflowRescheduleException: when a job's folder does not answer; no plan is right without.
     """
-    from saturn_airflow.launch import progress, restarting
+    from saturn_airflow.launch import progress, read_apart, restarting
 
     def of(folder: Path) -> Progress:
         anew = restarting.was_cleared(folder, standing)
         return progress.Progress() if anew else progress.of(folder)
 
-    return {job.name: of(sweep.job_folder(job.name)) for job in problem.jobs}
+    found = {}
+    for job in problem.jobs:
+        folder = sweep.job_folder(job.name)
+        try:
+            found[job.name] = read_apart.within(_ANSWER_SECONDS, str(folder), partial(of, folder))
+        except TimeoutError as error:
+            log.warning("How far %s is can't be read: %s. Training goes on meanwhile", job.name, error)
+            again = timedelta(seconds=_ASK_AGAIN_SECONDS)
+            at = datetime.now(timezone.utc) + again
+            raise AirflowRescheduleException(at) from None  # type: ignore[no-untyped-call]
+    return found

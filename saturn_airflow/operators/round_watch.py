@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,15 @@ class RoundWatchOperator(BaseSensorOperator):
             return True
         cluster = self.settings.cluster
         ti = context["ti"]
-        if ti.xcom_pull(task_ids=self.plan_task, key="attempt", map_indexes=-1) is None:
-            # The plan was cleared alone, and is just handed on again.
+        attempt, entries = (
+            ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
+            for key in ("attempt", "return_value")
+        )
+        if attempt is None or entries is None:
+            # The plan was cleared alone, and is just handed on again, one part after another.
             found = ti.get_task_states(dag_id=ti.dag_id, task_ids=[self.plan_task], run_ids=[ti.run_id])
             return found.get(ti.run_id, {}).get(self.plan_task) in ENDED
-        attempt, left = self._left(context)
+        left = self._left(context, entries)
         # A worker that was restarted finds its tasks again for as long as Airflow counts them as running.
         idle = [n for n in cluster if left[n.name] and TaskInstanceState.RUNNING not in left[n.name].values()]
         if gone := lost(cluster, idle, AWAY_SECONDS):
@@ -127,13 +131,14 @@ class RoundWatchOperator(BaseSensorOperator):
             )
             _touch(over)
 
-    def _left(self, context: Context) -> tuple[float, dict[str, dict[int, str | None]]]:
-        """When the round was planned; by node, the states of its train tasks that have not ended."""
+    def _left(
+        self, context: Context, entries: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[int, str | None]]:
+        """By node, the states of its train tasks that have not ended.
+
+        :param entries: of the round's plan.
+        """
         ti = context["ti"]
-        attempt, entries = (
-            ti.xcom_pull(task_ids=self.plan_task, key=key, map_indexes=-1)
-            for key in ("attempt", "return_value")
-        )
         found = ti.get_task_states(
             dag_id=ti.dag_id, task_ids=list(self.train_tasks.values()), run_ids=[ti.run_id]
         )
@@ -147,7 +152,7 @@ class RoundWatchOperator(BaseSensorOperator):
             )
             known = {index: states.get(f"{task}_{index}", state) for index, state in known.items()}
             left[node] = {index: state for index, state in known.items() if state not in ENDED}
-        return attempt, left
+        return left
 
 
 def _touch(file: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from saturn_airflow.model import clear_secrets
+from saturn_airflow.model import clear_secrets, formats, json_text
 from saturn_airflow.model.cluster import Cluster
+from saturn_airflow.model.disks import write_whole
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.operators import (
@@ -33,6 +36,7 @@ from saturn_airflow.operators.inventory import warn_of_no_pool
 from saturn_airflow.operators.leftovers import send_unsent
 from saturn_airflow.operators.others import tell_of_trials
 from saturn_airflow.operators.presence import LEFT_OUT_KEY, absent, present
+from saturn_airflow.operators.standing import any_stands
 from saturn_airflow.operators.wave_tasks import WaveOperator, listed, quick_solve
 from saturn_airflow.operators.xcom_parts import ListingOperator
 from saturn_airflow.plugin.links import MlflowRunLink
@@ -40,6 +44,8 @@ from saturn_airflow.plugin.links import MlflowRunLink
 if TYPE_CHECKING:
     from saturn_airflow.model.estimates import Estimate, Key
     from saturn_airflow.profiling.knowledge import Knowledge
+
+_LISTED = "a note of listed trials"
 
 
 class TrialsOperator(WaveOperator):
@@ -101,7 +107,7 @@ class TrialsOperator(WaveOperator):
             )
             _, refusals = strategies(jobs, cluster, settings.techniques)
             wave = [] if settings.profile == "never" else self._wave(knowledge)
-            attempt = time.time()
+            attempt = self.attempt_now(context, sweep)
             trials = listed(wave, knowledge, attempt)
         except InvalidSweepError as error:
             raise AirflowFailException(str(error)) from None
@@ -132,6 +138,24 @@ class TrialsOperator(WaveOperator):
         tell_of_trials(sweep, settings, trials, cluster)
         self._say(knowledge, wave, left_out, len(trials))
         return trials
+
+    def attempt_now(self, context: Context, sweep: SweepContext) -> float:
+        """What later tasks know this attempt's results by: as before where this task was cleared alone, since
+        what was measured by its list counts.
+
+        :raises NewerFormatError: when a newer version noted it in a way that this one can't read.
+        """
+        path = sweep.folder / "trials.listed"
+        if any_stands(context["ti"], self.downstream_task_ids):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                told = json_text.parse(path.read_text())
+                formats.check(told, _LISTED, path)
+                return float(told["attempt"])
+        attempt = time.time()
+        with contextlib.suppress(OSError):  # a full disk keeps none from measuring
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps({**formats.stamp(_LISTED), "attempt": attempt}))
+        return attempt
 
     def _checked_jobs(self, context: Context) -> list[Job]:
         """The sweep's jobs.

@@ -16,7 +16,7 @@ from saturn_airflow.cli import main
 from saturn_airflow.commands.devices import in_words
 from saturn_airflow.deployment.device_use import strangers
 from saturn_airflow.launch import leases
-from saturn_airflow.launch.lease_folder import Holder
+from saturn_airflow.launch.holders import Holder
 
 
 def test_holders_and_waiters_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException
 
 from saturn_airflow import Job, Node
-from saturn_airflow.launch import restarting, runs
+from saturn_airflow.launch import progress, restarting, runs
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.operators import round_outcomes
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.round_outcomes import now_after, progress_of, standing_plans
 
 FIRST, SECOND = 100.0, 200.0
+NODE = Node("n", 1, kind="cpu")
+PROBLEM = Problem("p", (NODE,), (PlannedJob("a", (Option("single", 1, {"cpu": 1.0}),), None),))
 
 
 def test_what_was_skipped_after_the_first_plan_was_made_anew_does_not_stand() -> None:
@@ -54,7 +59,20 @@ def test_a_job_that_finished_in_a_round_that_is_planned_anew_is_planned_again(
     (path / "events.jsonl").write_text(json.dumps(end) + "\n")
     if concluded is not None:
         restarting.conclude(runs.Run(path), restarting.Asker(concluded))
-    node = Node("n", 1, kind="cpu")
-    problem = Problem("p", (node,), (PlannedJob("a", (Option("single", 1, {"cpu": 1.0}),), None),))
-    progress = progress_of(sweep, problem, [FIRST])["a"]
-    assert (progress.status == "finished") == finished
+    so_far = progress_of(sweep, PROBLEM, [FIRST])["a"]
+    assert (so_far.status == "finished") == finished
+
+
+def test_a_plan_waits_for_a_folder_that_does_not_answer_and_holds_no_process_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers, stands_still = progress.Progress(steps=3), threading.Event()
+    monkeypatch.setattr(progress, "of", lambda folder: stands_still.wait(60) and answers)
+    sweep = SweepContext("d", "r", "s", tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(round_outcomes, "_ANSWER_SECONDS", 0.01)
+        with pytest.raises(AirflowRescheduleException):
+            progress_of(sweep, PROBLEM, [FIRST])
+    assert f"How far a is can't be read: {sweep.job_folder('a')} does not answer" in caplog.text
+    stands_still.set()
+    assert progress_of(sweep, PROBLEM, [FIRST]) == {"a": answers}

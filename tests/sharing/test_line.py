@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saturn_airflow.launch.lease_folder import Holder, Ticket
+from saturn_airflow.launch.holders import Holder
+from saturn_airflow.launch.lease_folder import Ticket
 from saturn_airflow.launch.turn_at_node import Sharing, is_to_leave, next_devices
 from saturn_airflow.model.claims import HERE, Claim, claim_of, claim_of_trial
 from saturn_airflow.model.plan import Place

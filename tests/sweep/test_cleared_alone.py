@@ -15,7 +15,7 @@ from saturn_airflow import Cluster, Node, SaturnSweepOperator
 from saturn_airflow.model.formats import NewerFormatError
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import kept_plan
-from saturn_airflow.operators.context import pull_from_trials
+from saturn_airflow.operators.context import SweepContext, pull_from_trials
 from saturn_airflow.operators.kept_plan import KeptPlanOperator
 from saturn_airflow.operators.retrying import TryAgainError
 from saturn_airflow.operators.round_watch import RoundWatchOperator
@@ -115,6 +115,24 @@ def trials(state: dict[str, str | None]) -> Any:
     return {"ti": ti}
 
 
+def test_trials_that_were_cleared_alone_count_on_what_was_measured(home: Path) -> None:
+    with DAG("dag") as dag:
+        SaturnSweepOperator(task_id="sweep", jobs=[ANY_JOB], cluster=SETTINGS.cluster)
+    operator: Any = dag.get_task("sweep.trials")
+
+    def attempt(**states: str | None) -> float:
+        context = trials({f"sweep.profile.{name}": state for name, state in states.items()})
+        return float(operator.attempt_now(context, SweepContext.of(context, "sweep")))
+
+    first = attempt()
+    assert attempt(wave_1_0="success", wave_1_1=None) == attempt(wave_1_0="running") == first
+    anew = attempt(wave_1_0="restarting", wave_1_1=None)
+    assert anew > first, "what was measured by the list of before does not count"
+    (note,) = home.glob("sweeps/dag/run/sweep/trials.listed")
+    note.write_text("nonsense")
+    assert attempt(wave_1_0="running") > anew
+
+
 @pytest.mark.parametrize("state", [None, "scheduled", "queued", "running", "up_for_retry"])
 def test_while_trials_that_were_cleared_alone_run_the_others_are_tried_again(state: str | None) -> None:
     with pytest.raises(TryAgainError, match=r"sweep\.trials was cleared, and runs again"):
@@ -140,10 +158,12 @@ def test_what_trials_handed_on_may_be_deleted_or_there_just_now() -> None:
     assert pull_from_trials(context, "sweep.trials", "jobs") == ["job"]
 
 
+@pytest.mark.parametrize("handed_on", [{}, {"attempt": 100.0}])
 @pytest.mark.parametrize(("state", "ended"), [("running", False), (None, False), ("failed", True)])
 def test_the_watch_waits_for_a_plan_that_is_handed_on_again_and_not_for_one_that_failed(
-    state: str | None, ended: bool, monkeypatch: pytest.MonkeyPatch
+    state: str | None, ended: bool, handed_on: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its XComs come one after another, and the list of its jobs last."""
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     watch = RoundWatchOperator(
         task_id="watch",
@@ -152,7 +172,9 @@ def test_the_watch_waits_for_a_plan_that_is_handed_on_again_and_not_for_one_that
         plan_task="sweep.plan",
         train_tasks={"gpu-a": "sweep.train"},
     )
-    assert watch.poke(trials({"sweep.plan": state})) is ended
+    context = trials({"sweep.plan": state})
+    context["ti"].xcom_pull = lambda task_ids, key, map_indexes: handed_on.get(key)
+    assert watch.poke(context) is ended
 
 
 def test_a_full_disk_keeps_no_plan_from_being_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:

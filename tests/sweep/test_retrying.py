@@ -38,6 +38,19 @@ def test_a_task_that_is_told_to_go_before_it_is_made_is_tried_again(policy: Any)
     assert policy.evaluate(AttributeError("x", name="loss", obj=mapped), 1, 10).action == RetryAction.FAIL
 
 
+@pytest.mark.parametrize("error", [SystemExit(1), KeyError("x")])
+def test_what_fails_beside_a_training_costs_its_job_a_try_not_all_of_them(error: BaseException) -> None:
+    """Airflow logs what an ``on_execute_callback`` raises, and lets ``sys.exit`` through."""
+    retries = retrying.training_retries(2)["retries"]
+
+    def after(try_number: int, most: int = retries) -> RetryAction:
+        return TRAINING_POLICY.evaluate(error, try_number, most).action
+
+    assert [after(number) for number in (1, 2, 3)] == [*[RetryAction.RETRY] * 2, RetryAction.FAIL]
+    assert after(8, retries + 7) == RetryAction.RETRY, "it was cleared at its seventh"
+    assert SHORT_TASK_POLICY.evaluate(error, 1, 10).action == RetryAction.FAIL
+
+
 @pytest.mark.parametrize(
     ("max_tries", "own", "last"),
     [

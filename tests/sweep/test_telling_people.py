@@ -66,6 +66,7 @@ def test_the_function_is_called_and_may_fail(
 ) -> None:
     module = ModuleType("alerts_of_a_shop")
     module.page, module.broken = page, lambda context, deadline: 1 / 0  # type: ignore[attr-defined]
+    module.exits = lambda context, deadline: sys.exit(1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     TOLD.clear()
     context: Any = {"ti": "this"}
@@ -73,8 +74,9 @@ def test_the_function_is_called_and_may_fail(
     deadline_watch.tell_author("alerts_of_a_shop:page", context, {"at": 1.0, "late_seconds": 5.0})
     deadline_watch.tell_author("alerts_of_a_shop:broken", context, {"at": 1.0})
     deadline_watch.tell_author("alerts_of_a_shop:missing", context, {"at": 1.0})
+    deadline_watch.tell_author("alerts_of_a_shop:exits", context, {"at": 1.0})
     assert [(context, {"at": 1.0, "late_seconds": 5.0})] == TOLD
-    assert len([record for record in caplog.records if record.exc_info]) == 2
+    assert len([record for record in caplog.records if record.exc_info]) == 3
 
 
 @pytest.fixture

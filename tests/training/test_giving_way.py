@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from running import small_job, spec_for
 
-from saturn_airflow.launch import past_runs, progress, runs
+from saturn_airflow.launch import leases, past_runs, progress, runs
+from saturn_airflow.launch.request import Measure
 from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.sharing import SharedSweep
@@ -75,3 +76,27 @@ def test_it_gives_way_and_goes_on_under_another_strategy(tmp_path: Path) -> None
     assert held["actual_seconds"] < held["ended_at"] - held["started_at"]
     assert end["result"]["technique"] in ("ddp", "single")
     assert progress.of(long.folder).share == 1
+
+
+@pytest.mark.parametrize("mode", ["train", "trial"])
+def test_it_leaves_devices_that_another_got(mode: str, tmp_path: Path) -> None:
+    """Training goes on elsewhere from its checkpoint; a trial measures anew, and not beside another."""
+    folder, other = tmp_path / "leases", tmp_path / "copy"
+    job = small_job("slow", batches=150)
+    measure = Measure(least_seconds=1.0)
+    run = runs.start(spec_for(tmp_path, job, mode=mode, measure=measure, checkpoint_seconds=None))
+    for event in run.events():
+        if event["event"] == "step":
+            break
+    with leases.acquire(["local-cpu0"], "another", folder=other):
+        folder.rename(tmp_path / "before")
+        other.rename(folder)
+        assert run.wait()["status"] == "finished"
+    said = run.so_far()
+    (warning,) = [event["message"] for event in said if event["event"] == "warning"]
+    assert f"replaced the folder of leases {folder}: another holds local-cpu0, too" in warning
+    assert [event["devices"] for event in said if event["event"] == "leased"] == [[0], [1]]
+    if mode == "train":
+        assert [event["step"] for event in said if event["event"] == "step"] == list(range(1, 151))
+    else:
+        assert [event["event"] for event in said].count("launched") == 2

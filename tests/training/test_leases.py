@@ -22,12 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from saturn_airflow.launch import leases
-from saturn_airflow.launch.giving_way import GivingWay
+from saturn_airflow.launch.kept_lease import KeptLease
 from saturn_airflow.launch.leases import GivenUpError, Waiter
-from saturn_airflow.launch.turn_at_node import Sharing
-from saturn_airflow.model.claims import claim_of
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.sharing import SharedSweep
 
 ROOT = Path(__file__).parent.parent.parent
 DEVICES = ["a", "b", "c", "d"]
@@ -81,11 +78,8 @@ def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(
 ) -> None:
     """As a cleaner of temporary files does, or who puts back a copy."""
     folder = tmp_path / "leases"
-    facts = SharedSweep("a", (), arrived=0.0, alone=1e9)
-    mine = claim_of(facts, "runs", "single", {("single", 1): (100.0, 2.0)}, made=1.0)
-    sharing = Sharing(mine, ("d0",))
-    lease = leases.acquire(["d0"], "runs", folder=folder, sharing=sharing)
-    stay = GivingWay(sharing, lease, folder)
+    lease = leases.acquire(["d0"], "runs", folder=folder)
+    kept = KeptLease(lease, folder)
     early = Waiter(["d0"], "early", priority=(2.0, 0), folder=folder)
     assert early.take() is None
     for _ in range(2):
@@ -98,8 +92,7 @@ def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(
         else:
             shutil.rmtree(folder / how)
         assert early.take() is None, "who holds it has not looked yet"
-        stay._looked_at -= 10
-        assert not stay.asked()
+        assert kept.lost(at_once=True) == ""
         late = Waiter(["d0"], "late", priority=(3.0, 0), folder=folder)
         assert late.take() is None
         assert early.take() is None
@@ -112,6 +105,21 @@ def test_who_removes_or_replaces_the_folder_gives_no_device_to_two(
     assert late.take() is None, "who came first goes first"
     with contextlib.closing(late), early.take() or pytest.fail("it is free"):
         assert late.take() is None
+
+
+def test_who_finds_another_on_its_devices_is_told_who_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "leases"
+    with leases.acquire(["a", "b"], "runs", folder=folder) as lease:
+        kept = KeptLease(lease, folder)
+        shutil.rmtree(folder)
+        with leases.acquire(["b"], "came", folder=folder):
+            assert kept.lost() == "", "it looks now and again"
+            told = kept.lost(at_once=True)
+            assert told == f"somebody has replaced the folder of leases {folder}: came holds b, too"
+            assert [one.who for one in leases.holders(folder).values()] == ["runs", "came"]
+        assert kept.lost(at_once=True) == ""
+        assert {one.who for one in leases.holders(folder).values()} == {"runs"}
+    assert leases.holders(folder) == {}
 
 
 def test_a_wide_job_is_not_starved(tmp_path: Path) -> None:
