@@ -87,6 +87,30 @@ class ClipsInAHook(torch.optim.SGD):
         self.register_step_pre_hook(clip)
 
 
+class ClampsInAHook(torch.optim.SGD):
+    """After each of its steps it keeps weights small, and it warms up before; its class is called, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_step_pre_hook(warm_up)
+        self.register_step_post_hook(clamp)
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def warm_up(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        group["momentum"] = min(0.95, group["momentum"] + 1e-3)
+
+
+def clamp(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.clamp_(-1, 1)
+
+
 def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         torch.nn.utils.clip_grad_value_(group["params"], 1e-3)

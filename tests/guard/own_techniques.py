@@ -134,6 +134,20 @@ class StepsTheScheduleItself(Counts):
         return super().backward(*args)
 
 
+class StepsTwice(Counts):
+    """Some steps after it began it takes the optimizer's step once more."""
+
+    optimizer: torch.optim.Optimizer | None = None
+
+    def step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def drop_gradients(self) -> None:
+        if self.steps >= LATER and self.optimizer is not None:
+            self.optimizer.step()
+        super().drop_gradients()
+
+
 class ForgetsState(Parallel):
     """Where it begins, the optimizer begins."""
 

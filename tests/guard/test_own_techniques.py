@@ -75,6 +75,15 @@ LATER = {
     "StepsTheScheduleItself": ({"accumulate": 2}, "the optimizer's 'lr' in step 12 is"),
     "MovesFrozen": ({}, "'scale' changes in step 12, which has no gradient of it"),
     "MovesInBackward": ({}, "'leave.weight' after step 12 is off by"),
+    "StepsTwice": ({}, "what step 12 of the optimizer makes of"),
+}
+# Of an optimizer that looks at rows and columns.
+OF_WHOLE_MATRICES = {"optimizer": "torch.optim:Adafactor"}
+LATER_OF_WHOLE_MATRICES = {
+    "AveragesLater": "'enter.weight' as step 12 of the optimizer leaves it is changed by somebody else",
+    "StepsTheScheduleItself": "the optimizer's 'lr' in step 12 is",
+    "MovesFrozen": "'scale' changes in step 12, which has no gradient of it",
+    "StepsTwice": "the optimizer's step on 'enter.weight' in step 12 is taken more than once",
 }
 
 
@@ -87,6 +96,12 @@ def test_what_begins_later_is_found_at_the_last_step(kind: str, tmp_path: Path) 
     assert not list(asked.checkpoints.glob("step-*")), "nothing was compared since the first steps"
 
 
+@pytest.mark.parametrize("kind", LATER_OF_WHOLE_MATRICES)
+def test_so_is_what_begins_around_the_steps_of_other_optimizers(kind: str, tmp_path: Path) -> None:
+    asked = request(small(hparams=OF_WHOLE_MATRICES), kind, tmp_path)
+    assert LATER_OF_WHOLE_MATRICES[kind] in refused(train, asked)
+
+
 def test_a_schedule_of_its_own_shows_where_the_jobs_follows_from_it(tmp_path: Path) -> None:
     """A schedule that multiplies what it finds carries on what somebody else wrote."""
     falls = {"lr_scheduler": "torch.optim.lr_scheduler:ExponentialLR", "lr_scheduler_args": {"gamma": 0.9}}
@@ -95,14 +110,17 @@ def test_a_schedule_of_its_own_shows_where_the_jobs_follows_from_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "hparams", "words"),
     [
-        ("ForgetsState", "what step 7 of the optimizer makes of"),
-        ("ComputesWithCopy", "changes the result at step 7"),
+        ("ForgetsState", {}, "what step 7 of the optimizer makes of"),
+        ("ForgetsState", OF_WHOLE_MATRICES, "what the optimizer keeps of 'enter.weight' in step 7 is gone"),
+        ("ComputesWithCopy", {}, "changes the result at step 7"),
     ],
 )
-def test_what_a_resume_loses_is_found_at_its_first_step(kind: str, words: str, tmp_path: Path) -> None:
-    asked = request(small(), kind, tmp_path, batch_count=STOPPED_AT)
+def test_what_a_resume_loses_is_found_at_its_first_step(
+    kind: str, hparams: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    asked = request(small(hparams=hparams), kind, tmp_path, batch_count=STOPPED_AT)
     assert check(asked, ALONE)["guard"] == "exact"
     assert train(asked, ALONE)["steps"] == STOPPED_AT
     assert words in refused(train, dataclasses.replace(asked, batch_count=None))
@@ -112,6 +130,8 @@ SCHEDULES: list[dict[str, Any]] = [
     {"optimizer": "torch.optim:SGD", "optimizer_args": {"momentum": 0.9, "nesterov": True}},
     {"optimizer": "torch.optim:NAdam", "accumulate": 2, "clip_grad_norm": 0.1},
     {"optimizer": "torch.optim:Adagrad", "optimizer_args": {"lr_decay": 0.1}},
+    {**OF_WHOLE_MATRICES, "lr_scheduler": "torch.optim.lr_scheduler:LinearLR"},
+    {"optimizer": "odd_optimizers:ClampsInAHook", "optimizer_args": {"momentum": 0.9}},
     {
         "lr_scheduler": "torch.optim.lr_scheduler:OneCycleLR",
         "lr_scheduler_args": {"max_lr": 0.1},

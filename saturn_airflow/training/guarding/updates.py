@@ -4,15 +4,16 @@ Two ways to compute a gradient round otherwise, and Adam makes much of little, s
 compared loosely. Here a few numbers of each parameter, with their gradients and what is kept of them, go
 through a step of the class once more, beside the one that is taken: both must come to the same. So options
 that are not the job's, state that is gone and weights that somebody else writes show, however little they
-change. Only torch's optimizers that update each number by itself are looked at, as they come; parameters that
-no optimizer has stay as they are under any.
+change. So are torch's optimizers that update each number by itself, as they come; around the steps of others
+weights, options and state stay as these leave them (:mod:`untouched`). Parameters that no optimizer has stay
+as they are under any.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from saturn_airflow.training.guarding.differences import Difference
+from saturn_airflow.training.guarding.picked import is_plain, numbers_of, part_here, some_of
+from saturn_airflow.training.guarding.untouched import Untouched, hooks_are_around
 from saturn_airflow.training.optim.group_state import GroupState, Values
 from saturn_airflow.training.optim.in_parts import BY_NUMBER
 from saturn_airflow.training.ranks import Ranks
 
-_PICKED = 64  # numbers of each parameter
 # How far two kernels may be apart, as a share of a step, and in roundings of the weights.
 _OF_STEP, _ROUNDINGS = 1e-4, 4.0
 
@@ -46,6 +48,8 @@ class Updates:
         step = vars(optimizer).get("step")
         as_it_comes = step is None or hasattr(step, "_wrapped_by_lr_sched")
         self._known = type(optimizer) in BY_NUMBER and as_it_comes and not hooked
+        seen = as_it_comes and not self._known and hooks_are_around(type(optimizer))
+        self._untouched = Untouched(optimizer, names) if seen else None
         self._kept: dict[nn.Parameter, dict[str, Any] | None] = {}
         self._before: dict[nn.Parameter, torch.Tensor] = {}
         self._again: dict[nn.Parameter, tuple[int, nn.Parameter]] = {}
@@ -65,7 +69,8 @@ class Updates:
         hooks: Any = self._optimizer._optimizer_step_pre_hooks
         hooks.move_to_end(hook.id, last=False)  # hooks that somebody sets later may change gradients
         try:
-            yield
+            with self._untouched.watched() if self._untouched is not None else nullcontext():
+                yield
         finally:
             hook.remove()
 
@@ -74,14 +79,15 @@ class Updates:
         if not self._called:
             what = f"the optimizer's step {step}"
             return [Difference(what, "is not taken by its class", 1)] if self._known else []
-        found = [
+        found = [] if self._untouched is None else self._untouched.differences(step)
+        found += [
             Difference(f"the optimizer's {key!r} in step {step}", f"is {now!r} in the place of {given!r}", 1)
             for key, (given, now) in self._options.items()
         ]
         self._step_again()
         checked = [p for p in self._before if p not in self._left_out]
         wanted = [self._again[p][1].detach() if p in self._again else self._before[p] for p in checked]
-        told = _numbers([[self._before[p] for p in checked], wanted, [_picked(p) for p in checked]])
+        told = numbers_of([[self._before[p] for p in checked], wanted, [some_of(p) for p in checked]])
         for p, was, should, now in zip(checked, *told, strict=True):
             update, off = float((should - was).norm()), float((should - now).norm())
             rounding = _ROUNDINGS * torch.finfo(p.dtype).eps * float(should.norm())
@@ -100,8 +106,8 @@ class Updates:
             self._called, self._given = True, self._groups.expected() if self._known else []
             self._options = self._groups.otherwise() if self._known else {}
             for parameter in self._names:
-                if _is_plain(parameter):
-                    self._before[parameter] = _picked(parameter)
+                if is_plain(parameter):
+                    self._before[parameter] = some_of(parameter)
         if not self._known:
             self._left_out.update(parameter for _, parameter in numbered)
             return
@@ -113,7 +119,7 @@ class Updates:
                 self._left_out.add(parameter)
                 continue
             again = nn.Parameter(self._before[parameter].clone())
-            again.grad = _picked(parameter.grad)
+            again.grad = some_of(parameter.grad)
             self._again[parameter] = (number, again)
 
     def _picked_state(self, parameter: nn.Parameter) -> dict[str, Any] | None:
@@ -123,7 +129,7 @@ class Updates:
             if isinstance(value, torch.Tensor) and value.ndim:
                 if not _is_alike(parameter, value):
                     return None
-                value = _picked(value)
+                value = some_of(value)
             picked[key] = value.clone() if isinstance(value, torch.Tensor) else value
         return picked
 
@@ -171,46 +177,10 @@ def _without_hooks(cls: type[torch.optim.Optimizer]) -> Callable[[Any], Any]:
     return found
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie here one after the other, and are no whole numbers."""
-    local = _local(tensor)
-    known = type(local) in (torch.Tensor, nn.Parameter) and local.layout == torch.strided
-    return known and local.numel() > 0 and (local.is_floating_point() or local.is_complex())
-
-
 def _is_alike(parameter: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` has a number for each of ``parameter`` at the same place of this rank's part."""
     if isinstance(parameter, DTensor) and (
         not isinstance(tensor, DTensor) or tensor.placements != parameter.placements
     ):
         return False
-    return _is_plain(tensor) and _local(tensor).shape == _local(parameter).shape
-
-
-def _picked(tensor: torch.Tensor) -> torch.Tensor:
-    local = _local(tensor).detach()
-    if not local.ndim:
-        return local.clone()
-    flat = local.reshape(-1)
-    return flat[:: max(1, flat.numel() // _PICKED)][:_PICKED].clone()
-
-
-def _numbers(columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Each column's tensors as vectors in float64 on the CPU, which is waited for once a device."""
-    told = []
-    for tensors in columns:
-        flat = [(torch.view_as_real(t) if t.is_complex() else t).reshape(-1).double() for t in tensors]
-        by_device = defaultdict[torch.device, list[int]](list)
-        for number, tensor in enumerate(flat):
-            by_device[tensor.device].append(number)
-        for numbers in by_device.values():
-            lengths = [flat[number].numel() for number in numbers]
-            here = torch.cat([flat[number] for number in numbers]).cpu()
-            for number, part in zip(numbers, torch.split(here, lengths), strict=True):
-                flat[number] = part
-        told.append(flat)
-    return told
+    return is_plain(tensor) and part_here(tensor).shape == part_here(parameter).shape
