@@ -30,6 +30,11 @@ class Replicated(Parallel):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model, which sees no other rank: it might be that which has no samples."""
+        ddp = self.module
+        # DDP, which hands buffers around, fails where the model has deleted the last of them since.
+        assert isinstance(ddp, DistributedDataParallel)
+        if ddp.modules_buffers and next(ddp.module.buffers(), None) is None:
+            ddp.modules_buffers = []
         with without_group():
             return super().call(*args, **kwargs)
 

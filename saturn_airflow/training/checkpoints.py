@@ -390,7 +390,7 @@ class Checkpoints:
     def _read(self, path: Path, state: State, manifest: Mapping[str, Any]) -> None:
         dtypes = manifest.get("dtypes", {})
         optimizer_tensors = state.make_optimizer_tensors(manifest["optimizer_shapes"], dtypes)
-        state.make_late_buffers(manifest.get("late_buffers", {}), dtypes)
+        state.change_buffers(manifest.get("late_buffers", {}), dtypes, manifest.get("model_attributes", {}))
         state.make_room(tensor_files.shapes(path))
         model_tensors = state.model_tensors()
         base = self._base

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+from saturn_airflow.launch.checkpoint_files import manifest_of
 from saturn_airflow.model import clear_secrets, disks, json_text
 from saturn_airflow.model.errors import InvalidSweepError, SaturnError
 from saturn_airflow.model.initial_weights import WEIGHTS
@@ -25,6 +26,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import model_code, pyfunc
 from saturn_airflow.training.checkpoints import read_weights
 from saturn_airflow.training.loading import made_model
+from saturn_airflow.training.model_attributes import GONE, name_of
 
 JOB, REQUIREMENTS = "job.json", "requirements.txt"
 #: The folder of the code that makes the model, and the module in it that MLflow calls.
@@ -45,10 +47,23 @@ def export_model(checkpoint: str | Path, job: Job, folder: str | Path) -> Path:
     """
     with _whole(Path(folder), job) as temporary:
         weights = read_weights(checkpoint)
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt", **_buffers_of_training(checkpoint)})
         if all(name.startswith(_OF_PEFT) for name in weights):
             _save_adapters(weights, job, temporary / ADAPTER)
     return Path(folder)
+
+
+def _buffers_of_training(checkpoint: str | Path) -> dict[str, str]:
+    """The buffers that training has made, and those that it has taken away, for whoever loads the weights."""
+    manifest = manifest_of(Path(checkpoint))
+    made = [name.removeprefix("model.") for name in manifest.get("late_buffers", {})]
+    gone = {
+        name_of(prefix, key): as_none
+        for prefix, own in manifest.get("model_attributes", {}).items()
+        for key, as_none in own.get(GONE, {}).get("buffers", {}).items()
+    }
+    told: dict[str, Any] = {"made": made, "gone": gone}
+    return {what: json.dumps(names) for what, names in told.items() if names}
 
 
 def _save_adapters(weights: Mapping[str, torch.Tensor], job: Job, folder: Path) -> None:

@@ -33,8 +33,13 @@ _DEEP = 4  # attributes of attributes of ... that are looked at where nothing ca
 _OF_THIS_PROCESS = frozenset({"_output_capturing_hooks_installed"})
 #: Where a summary is instead of what can't be encoded.
 _UNKNOWN = "unknown"
-#: What :meth:`ModelAttributes.values` calls what a module says of itself.
+#: What :meth:`ModelAttributes.values` calls what a module says of itself,
 EXTRA = "get_extra_state()"
+#: buffers that are not persistent, which are no tensors of a checkpoint,
+PASSING = "buffers that are not persistent"
+#: and what a module has no more.
+GONE = "what is gone"
+_NO_ATTRIBUTES = frozenset({EXTRA, PASSING, GONE, SWITCHED})
 
 
 def plain_attributes(model: nn.Module) -> Attributes:
@@ -73,6 +78,9 @@ class ModelAttributes:
         self._classes = _classes(model)
         self._kinds = {prefix: {k: type(v) for k, v in _own(m)} for prefix, m in model.named_modules()}
         self._objects = self._encoded_objects()
+        modules = dict(_in_python(model))
+        self._buffers = {prefix: set(_buffers(module)) for prefix, module in modules.items()}
+        self._passing = {prefix: _passing_buffers(module) for prefix, module in modules.items()}
         #: Which modules train, and which parameters ask for gradients.
         self.switches = Switches(model)
         self._before: Attributes = {prefix: {EXTRA: extra} for prefix, extra in self._extra_states().items()}
@@ -102,6 +110,9 @@ class ModelAttributes:
                     kind = type(vars(modules[prefix])[key]).__name__
                     why_not[name_of(prefix, key)] = f"it is a {kind}, which no checkpoint can hold"
         why_not.update(self._other_modules())
+        self._add_passing_buffers(found, why_not)
+        for prefix, own in self.gone().items():
+            found.setdefault(prefix, {}).update(own)
         for prefix, switched in self.switches.values().items():
             found.setdefault(prefix, {})[SWITCHED] = plain_values.encode(switched, "it")
         return {prefix: own for prefix, own in found.items() if own}, why_not
@@ -111,6 +122,35 @@ class ModelAttributes:
         are not; on a CPU it may be there only since they are."""
         apart = isinstance(value, torch.Tensor) and value.device.type == "cpu" != self.device.type
         return {**encoded, "device": "cpu"} if apart else encoded
+
+    def _add_passing_buffers(self, found: Attributes, why_not: dict[str, str]) -> None:
+        """Those that training has written into, or has put into the place of others."""
+        for prefix, module in _in_python(self._model):
+            given, told = self._passing.get(prefix, {}), dict[str, Any]()
+            for key, (now, _) in _passing_buffers(module).items():
+                then, version = given.get(key, (None, 0))
+                if then is not None and _is_as_it_was(now, then, version):
+                    continue
+                try:
+                    # Others may refer to one that was written into, and to what one took the place of.
+                    encoded = self._placed(now, plain_values.encode(now, "it"))
+                    told[key] = {**encoded, "written": now is then}
+                except JobError as error:
+                    why_not[name_of(prefix, key)] = str(error)
+            if told:
+                found.setdefault(prefix, {})[PASSING] = {"buffers": told}
+
+    def gone(self) -> Attributes:
+        """The attributes that modules had and have no more, and the buffers: whether they are None."""
+        found: Attributes = {}
+        for prefix, module in _in_python(self._model):
+            there = {*module._parameters, *module._modules}
+            attributes = sorted(self._kinds.get(prefix, {}).keys() - vars(module).keys() - there)
+            lost = self._buffers.get(prefix, set()) - _buffers(module).keys() - there
+            buffers = {key: key in module._buffers for key in sorted(lost)}
+            if attributes or buffers:
+                found[prefix] = {GONE: {"attributes": attributes, "buffers": buffers}}
+        return found
 
     def set(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue with what :meth:`values` told, as far as the modules are on this rank."""
@@ -177,22 +217,48 @@ def put(model: nn.Module, values: Mapping[str, Mapping[str, Any]], device: torch
     """Give the modules of ``model`` the attributes that :class:`ModelAttributes` told."""
     modules = dict(model.named_modules())
     switch(model, switched(values))
+    take_away(model, values)
     for prefix, own in values.items():
         if (module := modules.get(prefix)) is None:
             continue
+        _put_passing_buffers(module, own.get(PASSING, {}).get("buffers", {}), device)
         there = {*module._parameters, *module._buffers, *module._modules}
         for key, value in own.items():
             if key == EXTRA:
                 module.set_extra_state(plain_values.decode(value))
             elif (
                 key not in there
-                and key != SWITCHED
+                and key not in _NO_ATTRIBUTES
                 and not (isinstance(value, Mapping) and _UNKNOWN in value)
                 and not _holds_weights(vars(module).get(key))
             ):
                 found = plain_values.restored(vars(module).get(key), value)
                 follows = isinstance(found, torch.Tensor) and value.get("device") != "cpu"
                 module.__dict__[key] = found.to(device) if follows else found
+
+
+def take_away(model: nn.Module, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Take from the modules of ``model`` what :meth:`ModelAttributes.gone` told of others."""
+    modules = dict(model.named_modules())
+    for prefix, own in values.items():
+        if GONE not in own or (module := modules.get(prefix)) is None:
+            continue
+        for key in own[GONE]["attributes"]:
+            module.__dict__.pop(key, None)
+        for key, as_none in own[GONE]["buffers"].items():
+            if as_none:
+                module._buffers[key] = None
+            else:
+                module._buffers.pop(key, None)
+
+
+def _put_passing_buffers(module: nn.Module, buffers: Mapping[str, Any], device: torch.device) -> None:
+    for key, encoded in buffers.items():
+        now = module._buffers.get(key)
+        found = plain_values.restored(now if encoded["written"] else None, encoded)
+        if found is not now:
+            found = found if encoded.get("device") == "cpu" else found.to(device)
+            module.register_buffer(key, found, persistent=False)
 
 
 def unswitched(values: Attributes) -> Attributes:
@@ -274,6 +340,33 @@ def is_plain(
         known = objects or own_classes.is_dataclass(value)
         return known and all(map(are_plain, fields.values()))
     return plain_values.is_scalar(value)
+
+
+def _in_python(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that TorchScript has not compiled: what those hold is no dictionary."""
+    for prefix, module in model.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield prefix, module
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
+
+
+def _passing_buffers(module: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """The buffers that are not persistent, and how often each was written into."""
+    passing = module._non_persistent_buffers_set
+    return {key: (buffer, _version(buffer)) for key, buffer in _buffers(module).items() if key in passing}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_as_it_was(now: torch.Tensor, then: torch.Tensor, version: int) -> bool:
+    """Whether a buffer is what it was when ``then`` was in its place, written into ``version`` times."""
+    unwritten = _version(then) == version
+    return unwritten and (now is then or plain_values.equal(now, then))
 
 
 def _own(module: nn.Module) -> list[tuple[str, Any]]:

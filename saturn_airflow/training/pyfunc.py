@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_model as load_tensors
 from torch import nn
 
@@ -66,6 +67,7 @@ def _load_pyfunc(path: str) -> Predictor:
 
 def load_weights(model: nn.Module, file: Path) -> None:
     """Give ``model`` the weights in ``file``, sparse buffers and those whose elements share memory, too."""
+    _change_buffers(model, file)
     found = [(module, *own) for module in model.modules() for own in module.named_buffers(recurse=False)]
     sparse = [entry for entry in found if entry[2].layout != torch.strided]
     for module, name, buffer in found:
@@ -74,6 +76,23 @@ def load_weights(model: nn.Module, file: Path) -> None:
     load_tensors(model, str(file))
     for module, name, buffer in sparse:
         module._buffers[name] = getattr(module, name).to_sparse(layout=buffer.layout)
+
+
+def _change_buffers(model: nn.Module, file: Path) -> None:
+    """Take away the buffers that training has taken away, and register those that it has made."""
+    modules = dict(model.named_modules())
+    with safe_open(str(file), "pt") as saved:
+        told = saved.metadata() or {}
+        for name, as_none in json.loads(told.get("gone", "{}")).items():
+            prefix, _, key = name.rpartition(".")
+            if as_none:
+                modules[prefix]._buffers[key] = None
+            else:
+                modules[prefix]._buffers.pop(key, None)
+        for name in json.loads(told.get("made", "[]")):
+            prefix, _, key = name.rpartition(".")
+            modules[prefix].__dict__.pop(key, None)
+            modules[prefix].register_buffer(key, saved.get_tensor(name))
 
 
 def _check_allowed(module: str) -> None:

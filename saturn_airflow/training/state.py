@@ -12,7 +12,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import storing
 from saturn_airflow.training.job_globals import JobGlobals
-from saturn_airflow.training.model_attributes import ModelAttributes
+from saturn_airflow.training.model_attributes import Attributes, ModelAttributes, take_away
 from saturn_airflow.training.optim import plain_values
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.optim.own_state import OwnState
@@ -68,11 +68,16 @@ class State:
         known = {f"model.{name}" for name in self._aliases.values()}
         return {name: list(tensor.shape) for name, tensor in self._model().items() if name not in known}
 
-    def make_late_buffers(self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> None:
-        """Have the buffers that :meth:`late_buffers` told of, as far as this rank has their modules.
+    def change_buffers(
+        self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, str], attributes: Attributes
+    ) -> None:
+        """Have the buffers that :meth:`late_buffers` told of, as far as this rank has their modules, and not
+        those that are gone.
 
         :param dtypes: by name, as :meth:`dtypes` tells them.
+        :param attributes: as :attr:`attributes` tells them: buffers may have taken the place of some.
         """
+        take_away(self._module, attributes)
         modules, device = dict(self._module.named_modules()), self.attributes.device
         for name in shapes.keys() - self._model().keys():
             prefix, _, key = name.removeprefix("model.").rpartition(".")

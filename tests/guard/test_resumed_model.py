@@ -19,10 +19,10 @@ from saturn_airflow.training.ranks import Ranks
 pytestmark = pytest.mark.ranks
 
 KEPT = [
-    *("buffer", "shaped by the first batch", "slots"),
+    *("buffer", "passing buffer", "shaped by the first batch", "slots"),
     *("closure", "closure that keeps nothing", "module as a default"),
 ]
-LOST = {"passing buffer": "its buffers ['passes'] are not saved"}
+LOST = {"large passing buffer": "its buffers ['passes'] are too large to be saved (persistent=False)"}
 
 
 def growing(kind: str, **changes: Any) -> Any:

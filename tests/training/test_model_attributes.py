@@ -78,3 +78,33 @@ def test_a_tensor_in_the_memory_of_the_host_stays_there_when_its_job_goes_on() -
     model.seen = torch.ones(2)
     put(another, on_cpu.values()[0], gpu)
     assert another.seen.device == gpu
+
+
+class Longer(nn.Module):
+    """Has frequencies that may be replaced, as those of transformers' dynamic RoPE."""
+
+    now: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("now", torch.ones(2), persistent=False)
+        self.first = self.now
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_a_buffer_took_the_place_of_stays_where_a_job_goes_on(written: bool) -> None:
+    model, another = Longer(), Longer()
+    attributes = ModelAttributes(model, CPU)
+    model.now = model.now.clone()
+    assert attributes.values() == ({}, {})
+    model = Longer()
+    attributes = ModelAttributes(model, CPU)
+    if written:
+        model.now.fill_(2)
+    else:
+        model.now = torch.full((2,), 2.0)
+    put(another, attributes.values()[0], CPU)
+    assert torch.equal(another.now, torch.full((2,), 2.0))
+    assert (another.first is another.now) == written
+    assert torch.equal(another.first, model.first)
+    assert not another.state_dict()

@@ -68,10 +68,11 @@ def refuse_what_is_lost(
     named = {name: p.detach() for name, p in trained.named_parameters()}
     if dict(another.named_parameters()).keys() != named.keys():
         return
-    passing = _passing_buffers(trained, another, set(kept))
+    model_attributes.take_away(another, attributes)
     resumed = whole.with_weights(another, {**kept, **named}, {}).to(device)
     model_attributes.put(resumed, attributes, device)
     job_globals.put_into_functions(resumed, in_functions)
+    passing = _passing_buffers(trained, resumed, set(kept))
     versions = [p._version for p in parameters_of(trained)]
     expected, found = loss_of(trained), loss_of(resumed)
     if versions != [p._version for p in parameters_of(trained)]:
@@ -86,10 +87,10 @@ def refuse_what_is_lost(
 def _lost(found: float, expected: float, passing: Sequence[str]) -> JobError:
     """What is said of a model whose loss is ``found`` after a resume, in the place of ``expected``.
 
-    :param passing: buffers that are not saved.
+    :param passing: buffers that are too large to be saved.
     """
     told = (
-        f"its buffers {passing} are not saved (persistent=False)"
+        f"its buffers {passing} are too large to be saved (persistent=False)"
         if passing
         else "generators or modules in plain lists may remember it"
     )
@@ -130,7 +131,7 @@ def _gradient_hooks(model: nn.Module) -> dict[str, int]:
 
 
 def _passing_buffers(trained: nn.Module, another: nn.Module, kept: set[str]) -> list[str]:
-    """Names of the buffers that have changed and that no checkpoint has."""
+    """Names of the buffers that have changed and that no checkpoint has, since they are not persistent."""
     before = dict(another.named_buffers())
     return [
         name

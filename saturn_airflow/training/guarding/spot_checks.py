@@ -336,7 +336,10 @@ class LoopSpotChecks:
         in_functions = kept.values()[0].get("", {}) if kept is not None else {}
         with self._undone(), torch.compiler.set_stance("force_eager"), without_randomness(), without_group():
             model = whole.without_weights(self._bare) if self._bare is not None else None
-            model = whole.with_weights(model or load_model(training.job), weights, attributes)
+            model = model or load_model(training.job)
+            for gone in (self._attributes.gone(), self._of_others):
+                model_attributes.take_away(model, gone)
+            model = whole.with_weights(model, weights, attributes)
             model_attributes.put(model, self._attributes.objects(), device)
             model_attributes.put(model, model_attributes.unswitched(self._of_others), device)
             put_into_functions(model, in_functions)

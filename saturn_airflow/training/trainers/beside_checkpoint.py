@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.job_globals import JobGlobals
 from saturn_airflow.training.model_attributes import ModelAttributes
@@ -34,7 +33,6 @@ class StateBesideCheckpoint:
         self._optimizer = OwnState(getattr(optimizer, "optimizer", optimizer))
         self._globals = JobGlobals(job, model, _functions_of(trainer))
         self._trained = self._are_trained()
-        self._buffers = {name: buffer.clone() for name, buffer in self._others().items()}
 
     def values(self) -> tuple[dict[str, Any], dict[str, str]]:
         """What has changed, JSON-ready, and why what else has changed can't be kept, by its name.
@@ -50,14 +48,7 @@ class StateBesideCheckpoint:
             "model": attributes,
             "globals": variables,
             "trained": {n: now for n, now in self._are_trained().items() if self._trained.get(n) != now},
-            "buffers": {},
         }
-        for name, buffer in self._others().items():
-            if not plain_values.equal(self._buffers.get(name), buffer):
-                try:
-                    found["buffers"][name] = plain_values.encode(buffer, "it")
-                except JobError as error:
-                    why_not[name] = str(error)
         return {name: part for name, part in found.items() if part}, why_not
 
     def set(self, values: Mapping[str, Any]) -> None:
@@ -68,21 +59,13 @@ class StateBesideCheckpoint:
         parameters = dict(self._model.named_parameters())
         for name, trained in values.get("trained", {}).items():
             parameters[name].requires_grad_(trained)
+        # Earlier versions kept them apart from other attributes.
         for name, value in values.get("buffers", {}).items():
             prefix, _, key = name.rpartition(".")
             self._model.get_submodule(prefix)._buffers[key] = plain_values.decode(value).to(self._device)
 
     def _are_trained(self) -> dict[str, bool]:
         return {name: parameter.requires_grad for name, parameter in self._model.named_parameters()}
-
-    def _others(self) -> dict[str, torch.Tensor]:
-        """The buffers that are not persistent."""
-        return {
-            f"{prefix}.{key}" if prefix else key: buffer
-            for prefix, module in self._model.named_modules()
-            for key in sorted(module._non_persistent_buffers_set)
-            if (buffer := module._buffers.get(key)) is not None
-        }
 
 
 def _functions_of(trainer: Trainer) -> dict[str, Any]:
