@@ -66,6 +66,9 @@ def take(training: BaseTraining, batch: GlobalBatch, save_due: bool) -> tuple[bo
     if loss is None:
         with common_to_alike(training.step == 0):
             loss = _read(training, asked, agreed, batch)
+    if training.step == training.first_step and agreed.otherwise:
+        assert training.counted is not None
+        training.objective.warn_of_small_count(training.counted, batch.samples, training.warn)
     training.advance(batch, loss)
     return agreed.stop, agreed.save
 

@@ -339,6 +339,13 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         )
         for extra in ("norm", "drops")
     },
+    **{
+        f"a small count under {technique}": (
+            Cell(job(loss_function="odd_models:weighted_loss"), technique, devices),
+            "exact",
+        )
+        for technique, devices in (("single", 1), ("ddp", 2))
+    },
     "noise that Adam makes large": (
         Cell(job(model_args={"extra": "norm"}, hparams={"precision": "float32"}), "ddp", 2),
         "exact",
@@ -359,6 +366,7 @@ def found() -> dict[str, str]:
             hparams={"batch_size": None},
         )
         cells[f"caches: {use_cache}"] = Cell(packed, "single"), ""
+    cells["a metric for a count"] = Cell(job(loss_function="odd_models:loss_and_metric"), "single"), ""
     cells["thaws"] = Cell(job(model_args={"extra": "thaws"}), "single"), ""
     cells["broken"] = Cell(job(load_model="odd_models:broken"), "single"), ""
     return dict(zip(cells, verdicts([cell for cell, _ in cells.values()]), strict=True))
@@ -395,6 +403,13 @@ def test_caches_that_change_the_loss_are_refused_with_how_to_say_what_is_meant(f
 
 def test_what_one_device_can_not_do_is_the_jobs_fault(found: dict[str, str]) -> None:
     assert found["broken"].startswith("job: the model raised RuntimeError: mat1 and mat2")
+
+
+def test_a_metric_in_the_place_of_a_count_is_refused_on_one_device_too(found: dict[str, str]) -> None:
+    assert found["a metric for a count"].startswith(
+        "job: loss_function 'odd_models:loss_and_metric' returned a pair of means"
+    )
+    assert "name the metric in Job(metrics=...)" in found["a metric for a count"]
 
 
 def test_what_no_optimizer_has_is_not_left_untrained_silently(found: dict[str, str]) -> None:

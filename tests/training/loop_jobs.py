@@ -72,6 +72,14 @@ def loss_and_outputs(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torc
     return cross_entropy(outputs, targets), outputs
 
 
+def loss_and_metric(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return cross_entropy(outputs, targets), (targets < 1).float().mean()
+
+
+def loss_and_count(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+
+
 def groups_without_params(model: nn.Module) -> list[Any]:
     return [{"weights": list(model.parameters())}]
 

@@ -100,6 +100,17 @@ def test_reports_its_progress(tmp_path: Path) -> None:
     assert result["inputs"] == [{"name": None, "dtype": "float32", "shape": [-1, 4]}]
 
 
+def test_a_metric_in_the_place_of_a_count_is_told_of(tmp_path: Path) -> None:
+    def pair(name: str) -> TrainRequest:
+        return request(job({"epochs": 1}, loss_function=f"loop_jobs:{name}"), tmp_path / name)
+
+    ((metric, count),) = launch([pair("loss_and_metric"), pair("loss_and_count")])
+    (said,) = [event["message"] for event in metric["events"] if event["event"] == "warning"]
+    assert "loss_function 'loop_jobs:loss_and_metric' returned a pair whose second part is 0." in said
+    assert "name the metric in Job(metrics=...)" in said
+    assert not [event for event in count["events"] if event["event"] == "warning"]
+
+
 def untrained_gradients(technique: str, folder: str, ranks: Ranks) -> list[Any]:
     """What the guard says of a job that trains one layer of several, and its losses, stopped in between."""
     hparams = {

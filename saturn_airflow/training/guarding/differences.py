@@ -162,10 +162,13 @@ class Comparison:
 
     def _losses(self, expected: Step, got: Step) -> Iterator[Difference]:
         yield from self._off(f"the loss of step {self._steps}", expected.loss, got.loss)
-        if expected.counted is not None and got.counted is not None and expected.counted != got.counted:
-            what = f"what the loss of step {self._steps} is taken over"
-            how = f"is {expected.counted:g} on one device and {got.counted:g} here"
-            yield Difference(what, how, 1, abs(got.counted - expected.counted))
+        one, here = expected.counted, got.counted
+        if one is None or here is None or one == here:
+            return
+        # Sums of weights are rounded, numbers of things are not.
+        if one.is_integer() or abs(one - here) > self._tolerance.loss * self._slack * abs(one):
+            what, how = f"what the loss of step {self._steps} is taken over", f"{one:g} on one device"
+            yield Difference(what, f"is {how} and {here:g} here", 1, abs(here - one))
 
     def _gradients(self, expected: Step, got: Step) -> Iterator[Difference]:
         yield from self._of_each(expected, got, expected.unclipped, got.unclipped, " before it is clipped")

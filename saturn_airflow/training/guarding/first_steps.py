@@ -22,7 +22,7 @@ from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
-from saturn_airflow.training.guarding import comparing, resumed_optimizer, whole
+from saturn_airflow.training.guarding import comparing, pairs, resumed_optimizer, whole
 from saturn_airflow.training.guarding.differences import TOLERANCES
 from saturn_airflow.training.guarding.few_samples import met_again, numbers_of_samples
 from saturn_airflow.training.guarding.followed_data import FollowedData
@@ -214,9 +214,9 @@ def _take_steps(
         _take_with_other_draws(plain, job, loop, random)
     if watched is not None and isinstance(loop, PlainLoop) and len(steps) > 1:
         plain.steps = []  # so that what this raises is what the guard raises
+        pairs.refuse_means(job, loop, steps[0], data, [*batches.values(), *random])
         plain.remembered = _that_matters(remembered, watched.remembered, job, loop, batches)
-        _refuse_what_is_not_kept(watched, forgotten, loop, model, load, plain, batches, held=held)
-        resumed_optimizer.refuse_what_is_lost(job, model)
+        _refuse_what_is_not_kept(job, watched, forgotten, loop, model, load, plain, batches, held=held)
         plain.steps = steps
     return True
 
@@ -264,6 +264,7 @@ def _take_with_other_draws(
 
 
 def _refuse_what_is_not_kept(
+    job: Job,
     watched: Watched,
     forgotten: dict[str, str],
     loop: PlainLoop,
@@ -284,6 +285,7 @@ def _refuse_what_is_not_kept(
         another = _loaded(model, load) if bare is None else bare
         allowed = 10 * TOLERANCES[plain.number_format].loss
         watched.refuse_what_is_lost(another, loop.loss_of, first[0].data, allowed)
+    resumed_optimizer.refuse_what_is_lost(job, model)
 
 
 def _that_matters(

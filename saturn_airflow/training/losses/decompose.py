@@ -191,6 +191,7 @@ def rule_of(whole: Part, evaluate: EvaluateRows, one_by_one: bool) -> Rule:
             return SAMPLES
         raise DoesNotFit(
             "the pairs (sum, count) that the loss_function returns for them do not add up to the whole's; "
+            "if the second part is a metric, return the loss alone, and name the metric in Job(metrics=...); "
             "if the samples of a batch are coupled, say Job(couples_batch=True)"
         )
 

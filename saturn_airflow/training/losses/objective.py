@@ -183,6 +183,20 @@ class Objective:
         self.counts_samples = self.counts_samples is not False and self.rule.kind != "labels"
         return loss_means.summed(loss)
 
+    def warn_of_small_count(self, count: float, samples: int, warn: Callable[[str], object]) -> None:
+        """Warn where the second part of a pair may be a metric: of one, nothing else tells it from a count.
+
+        Sums of the weights of samples may be as small, and may follow from the outputs, too.
+
+        :param count: what the loss was a sum over, in all of a batch of ``samples`` samples.
+        """
+        if self.rule.kind == "samples" and count <= 1 < samples:
+            warn(
+                f"{self._name} returned a pair whose second part is {count:g} for a batch of {samples} "
+                "samples, and the job trains on the first divided by it, as of (sum, count). If it is an "
+                "accuracy or another metric, return the loss alone, and name the metric in Job(metrics=...)"
+            )
+
     def _loss(self, outputs: Any, batch: Any) -> Any:
         if self._loss_function is None:
             return as_scalar(_own_loss(outputs))
