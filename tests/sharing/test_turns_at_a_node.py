@@ -285,7 +285,8 @@ def test_a_trial_that_meets_two_sweeps_runs_as_it_was_listed(tmp_path: Path) -> 
         )
         turn = TurnsOfRun(RunSpec.from_dict(spec.to_dict()), NODE)
         ids = [NODE.index(device) for device in lease.devices]
-        assert turn.begin(lease, tmp_path) == {"devices": ids, "technique": "ddp"}
+        told = {"names": list(lease.devices), "devices": ids, "technique": "ddp"}
+        assert turn.begin(lease, tmp_path) == told
         turn.is_over()
         assert (turn.is_to_leave(), turn.ends(), turn.result()) == (False, False, {})
         assert LeaseFolder(tmp_path).used() == {}
