@@ -26,10 +26,10 @@ def compared(resumed_losses: list[float], unstopped: list[float], device: str) -
 
     def training(request: Any, ranks: Ranks, folder: Path, **settings: Any) -> Any:
         made.append(folder)
-        return SimpleNamespace(losses=next(takes), seen={4: {}}, run=lambda: None)
+        return SimpleNamespace(losses=next(takes), seen={4: {}}, sums={}, run=lambda: None)
 
     nothing: Any = SimpleNamespace(restore=lambda: None)
-    whole: Any = SimpleNamespace(losses=WHOLE, seen={4: {}})
+    whole: Any = SimpleNamespace(losses=WHOLE, seen={4: {}}, sums={})
     ranks = Ranks(rank=0, size=1, device=torch.device(device))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(resumed, "TrainerTraining", training)
