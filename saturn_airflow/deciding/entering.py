@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from saturn_airflow.model import guards
 from saturn_airflow.model.cluster import Cluster, Node
@@ -11,7 +11,7 @@ from saturn_airflow.model.entries import PlanEntry, Strategy
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Assignment, Plan
-from saturn_airflow.model.problem import PlannedJob
+from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import Estimates, total_batches
@@ -56,30 +56,37 @@ def entries(
     return result
 
 
-def strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> tuple[Strategy, ...]:
-    """What the job of ``entry`` may run under on its node: the planned, and what is narrower or faster.
+def with_strategies(entry: PlanEntry, job: PlannedJob, estimates: Estimates) -> PlanEntry:
+    """``entry`` with what its job may run under on its node.
+
+    That is, beside other sweeps, the planned strategy and what is narrower or faster; and in the place of the
+    planned one all that its devices suffice for.
 
     :param job: its strategies with their seconds.
     """
-    planned = entry.technique, entry.devices
-    found = {(way.devices, way.option.technique): way.option for way in job.ways.get(entry.kind, ())}
-    found |= {(o.devices, o.technique): o for o in job.options if (o.technique, o.devices) == planned}
-    result = []
-    for (devices, technique), option in sorted(found.items()):
-        estimate = estimates[Key(entry.fingerprint, technique, devices, entry.kind)]
-        result.append(
-            Strategy(
-                technique=technique,
-                devices=devices,
-                parameters=dict(estimate.parameters),
-                verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
-                seconds=option.seconds[entry.kind],
-                setup_seconds=option.setup,
-                leaves_in=_leaves_in(estimate),
-                version=estimate.version,
-            )
-        )
-    return tuple(result)
+    here = {(o.devices, o.technique): o for o in job.options if entry.kind in o.seconds}
+    planned = entry.devices, entry.technique
+    beside = {(way.devices, way.option.technique) for way in job.ways.get(entry.kind, ())} | {planned}
+    instead = {key for key in here if key[0] <= entry.devices and key != planned}
+
+    def strategies(keys: Iterable[tuple[int, str]]) -> tuple[Strategy, ...]:
+        return tuple(_strategy(entry, here[key], estimates) for key in sorted(keys))
+
+    return dataclasses.replace(entry, strategies=strategies(beside), instead=strategies(instead))
+
+
+def _strategy(entry: PlanEntry, option: Option, estimates: Estimates) -> Strategy:
+    estimate = estimates[Key(entry.fingerprint, option.technique, option.devices, entry.kind)]
+    return Strategy(
+        technique=option.technique,
+        devices=option.devices,
+        parameters=dict(estimate.parameters),
+        verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
+        seconds=option.seconds[entry.kind],
+        setup_seconds=option.setup,
+        leaves_in=_leaves_in(estimate),
+        version=estimate.version,
+    )
 
 
 def with_work_elsewhere(found: Sequence[PlanEntry], left: Mapping[str, float]) -> list[PlanEntry]:

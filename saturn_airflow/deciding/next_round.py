@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from saturn_airflow.deciding import plans_with_odds
-from saturn_airflow.deciding.entering import entries, strategies, with_work_elsewhere
+from saturn_airflow.deciding.entering import entries, with_strategies, with_work_elsewhere
 from saturn_airflow.launch.progress import Progress
 from saturn_airflow.model import selection
 from saturn_airflow.model.cluster import Cluster
@@ -314,7 +314,7 @@ def entries_of(
     """
     found = entries(decided.adoption.plan, state.jobs, state.estimates, cluster, made)
     by_name = {job.name: job for job in problem.jobs}
-    found = [replace(e, strategies=strategies(e, by_name[e.name], state.estimates)) for e in found]
+    found = [with_strategies(e, by_name[e.name], state.estimates) for e in found]
     if not state.is_once:
         stay = staying(found, state.progress, decided.adoption)
         found = [_in_round(state, entry, decided.adoption, going.rung, stay) for entry in found]
@@ -354,7 +354,6 @@ def _in_round(
     return replace(
         entry,
         strategies=tuple(s for s in entry.strategies if (s.technique, s.devices) == planned),
-        instead=tuple(s for s in entry.strategies if (s.technique, s.devices) != planned),
         round=state.number,
         standing=tuple(state.standing),
         ends_at=entry.attempt + adoption.length if math.isfinite(adoption.length) else None,

@@ -42,6 +42,8 @@ class KeptLease:
         # run that has its devices.
         with contextlib.suppress(SaturnError, OSError):
             lease_folder = LeaseFolder(self._folder)
+            if self._lease.is_held_in(lease_folder):
+                return ""
             with lease_folder.gate(GATE_SECONDS):
                 taken = self._lease.hold_again(lease_folder)
             told = "; ".join(f"{holder.who} holds {device}, too" for device, holder in taken.items())

@@ -56,6 +56,10 @@ class Lease:
         self.files = files
         self._file_of = dict(zip(devices, files, strict=True))
 
+    def is_held_in(self, lease_folder: LeaseFolder) -> bool:
+        """Whether what this run has locked of its devices is what others lock."""
+        return all(lease_folder.is_device(device, file) for device, file in self._file_of.items())
+
     def hold_again(self, lease_folder: LeaseFolder) -> dict[str, Holder]:
         """Hold the devices by what others lock now, where somebody has removed or replaced their files.
 

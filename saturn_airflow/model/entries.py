@@ -14,9 +14,9 @@ ENTRY = "an entry of a plan"
 #: What entries of sweeps without rounds leave out.
 _OF_ROUNDS = (
     *("round", "standing", "ends_at", "most_batches", "planned_makespan", "besides_seconds", "goes_on"),
-    *("instead", "moved_from", "pruned"),
+    *("moved_from", "pruned"),
 )
-_STRATEGIES = frozenset({"strategies", "instead"})
+_STRATEGIES = ("strategies", "instead")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class PlanEntry:
     :param batches: global batches of the whole training; None where nothing says how many.
     :param strategies: those it may run under on its node where other sweeps want devices too, the planned one
         among them, and in rounds alone; empty where an earlier version planned.
+    :param instead: all others that the planned devices suffice for, where training finds that the planned one
+        is refused.
     :param arrived: when the sweep began, in seconds since the epoch.
     :param alone: seconds that the sweep takes at the least with its cluster to itself.
     :param elsewhere: device-seconds that the sweep's jobs on other nodes need at the least.
@@ -70,8 +72,6 @@ class PlanEntry:
     :param most_batches: global batches after which the job waits at its rung of the selection.
     :param planned_makespan: seconds that the round's plan takes.
     :param besides_seconds: what of the job's time is neither starting nor batches: evaluations, the end.
-    :param instead: strategies other than the planned, for where training finds that one to be refused; in
-        sweeps without rounds ``strategies`` has them.
     :param goes_on: the priority of the run that this entry follows on.
     :param moved_from: where the job was before, in words.
     :param pruned: why the job was dropped.
@@ -97,6 +97,7 @@ class PlanEntry:
     version: str = "1"
     batches: int | None = None
     strategies: tuple[Strategy, ...] = ()
+    instead: tuple[Strategy, ...] = ()
     arrived: float = 0.0
     alone: float = 0.0
     elsewhere: float = 0.0
@@ -108,7 +109,6 @@ class PlanEntry:
     most_batches: int | None = None
     planned_makespan: float | None = None
     besides_seconds: float = 0.0
-    instead: tuple[Strategy, ...] = ()
     goes_on: tuple[float, int] | None = None
     moved_from: str | None = None
     pruned: str | None = None
@@ -151,7 +151,7 @@ class PlanEntry:
             "job": self.job.to_dict(),
             "parameters": dict(self.parameters),
         }
-        for name in _STRATEGIES & found.keys():
+        for name in _STRATEGIES:
             own[name] = [dataclasses.asdict(strategy) for strategy in getattr(self, name)]
         return {**formats.stamp(ENTRY), **found, **lists, **own}
 

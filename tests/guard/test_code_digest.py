@@ -36,6 +36,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def digest(named: frozenset[str] = NAMED) -> str:
     """As a new process finds it."""
     code_digest.of.cache_clear()
+    code_digest._version.cache_clear()
     return code_digest.of(named)
 
 
@@ -48,10 +49,16 @@ def test_what_the_code_imports_counts_and_nothing_else(shop: Path, name: str) ->
     assert not {"own_shop", "own_losses"} & sys.modules.keys()
 
 
-def test_versions_of_installed_packages_count(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["numpy", "yaml"])
+def test_versions_of_installed_packages_count(
+    package: str, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a distribution is not called as its package is."""
+    (shop / "own_shop/layers.py").write_text(f"from {package} import *\n")
     before = digest()
     found = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{found(name)}.post1")
+    upgraded = {"numpy": "numpy", "yaml": "PyYAML"}[package]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{found(name)}{name == upgraded}")
     assert digest() != before
 
 

@@ -113,6 +113,28 @@ def test_a_sweep_that_is_planned_once_has_one_round_without_an_end() -> None:
         assert [(s.technique, s.seconds) for s in entry.strategies] == [("single", 100.0)]
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_what_is_no_faster_is_kept_for_where_the_planned_strategy_is_refused(rounds: int) -> None:
+    seconds = {("ddp", 2): 40.0, ("fsdp", 2): 90.0, ("single", 1): 100.0, ("ddp", 4): 90.0}
+    options = tuple(Option(technique, n, {"cpu": s}) for (technique, n), s in seconds.items())
+    (one,) = (estimate for estimate in ESTIMATES.values() if estimate.fingerprint == fingerprint(JOBS["one"]))
+    known = [dataclasses.replace(one, technique=technique, devices=n) for technique, n in seconds]
+    cluster = Cluster(Node("a", 4, "cpu"))
+    problem = Problem("p", cluster.nodes, (PlannedJob("one", options),))
+    begun = dataclasses.replace(beginning(rounds), problem=problem, jobs={"one": JOBS["one"]})
+    stand = dataclasses.replace(begun, estimates=by_key(*known))
+    going = next_round.who_goes_on(stand)
+    decided = next_round.decide_round(stand, problem, going.situation, None)
+    (entry,) = next_round.entries_of(stand, problem, decided, cluster, going, MADE)
+    assert (entry.technique, entry.devices) == ("ddp", 2)
+    assert {(s.technique, s.devices): s.seconds for s in entry.instead} == {
+        ("single", 1): 100.0,
+        ("fsdp", 2): 90.0,
+    }
+    assert len(entry.strategies) == (2 if rounds == 1 else 1)
+    assert PlanEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+
+
 def test_the_first_of_several_rounds_has_the_same_plan_and_an_end() -> None:
     once, several = planned(beginning(rounds=1)), planned(beginning(rounds=3))
     assert once[0].adoption.plan.assignments == several[0].adoption.plan.assignments
