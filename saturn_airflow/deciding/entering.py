@@ -42,6 +42,7 @@ def entries(
                 kind=node.kind,
                 parameters=dict(estimate.parameters),
                 verdict=estimate.verdicts.get(guards.mark(job, estimate.version)),
+                own_code=guards.own_code(job),
                 seconds_per_batch=estimate.seconds_per_batch,
                 setup_seconds=estimate.setup_seconds,
                 source=estimate.source,

@@ -37,6 +37,8 @@ class RunSpec(TrainingSpec):
     :param path: folders of the user's modules, put at the end of the module search path.
     :param measure: how a trial measures.
     :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
+    :param own_code: of which code ``verdict`` is, by :func:`~saturn_airflow.model.guards.own_code`; empty
+        where nobody knows. Of other code the guard is asked anew.
     :param trial_seconds: how long a trial may take, once it has its devices; what comes before the
         end of a measurement's first batch is not counted, see :class:`TrialClock`.
     :param hang_seconds: training in which nothing moved for this long is ended.
@@ -71,6 +73,7 @@ class RunSpec(TrainingSpec):
     path: tuple[str, ...] = ()
     measure: Measure = field(default_factory=Measure)
     verdict: str | None = None
+    own_code: str = ""
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
     most_seconds: float | None = None

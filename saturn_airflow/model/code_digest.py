@@ -23,7 +23,6 @@ _SATURN = ("saturn_airflow", "techniques")
 _LENGTH = 16
 
 
-@lru_cache(maxsize=1024)
 def of(named: frozenset[str]) -> str:
     """A digest of the modules that references (``"module:name"``) name, and of all that these import.
 
@@ -32,7 +31,24 @@ def of(named: frozenset[str]) -> str:
 
     :returns: 16 hexadecimal digits; empty where no module is found.
     """
-    seen, says = set[str](), dict[str, str]()
+    own, installed = _modules(named)
+    return _digest({**own, **{package: _version(package) for package in installed}})
+
+
+def of_own(named: frozenset[str]) -> str:
+    """As :func:`of`, of the job's own modules alone: what packages are installed differs between machines."""
+    return _digest(_modules(named)[0])
+
+
+def _digest(says: Mapping[str, str]) -> str:
+    told = "\n".join(f"{name} {what}" for name, what in sorted(says.items()))
+    return hashlib.sha256(told.encode()).hexdigest()[:_LENGTH] if told else ""
+
+
+@lru_cache(maxsize=1024)
+def _modules(named: frozenset[str]) -> tuple[Mapping[str, str], frozenset[str]]:
+    """The job's own modules, each with a digest of its file, and the installed packages that they import."""
+    seen, own, installed = set[str](), dict[str, str](), set[str]()
     waiting = [name for reference in named for name in _with_parents(reference.partition(":")[0])]
     with references.looked_up_once():
         while waiting:
@@ -42,12 +58,11 @@ def of(named: frozenset[str]) -> str:
                 continue
             seen.add(name)
             if _is_installed(references.find_spec(package)):
-                says[package] = _version(package)
+                installed.add(package)
             elif (spec := references.find_spec(name)) is not None and (source := _source(spec)) is not None:
-                says[name] = hashlib.sha256(source).hexdigest()
+                own[name] = hashlib.sha256(source).hexdigest()
                 waiting += _imported_by(source, spec)
-    told = "\n".join(f"{name} {what}" for name, what in sorted(says.items()))
-    return hashlib.sha256(told.encode()).hexdigest()[:_LENGTH] if told else ""
+    return own, frozenset(installed)
 
 
 def _is_installed(spec: ModuleSpec | None) -> bool:

@@ -53,6 +53,7 @@ class PlanEntry:
     :param position: the entry's place in the plan, in order of start.
     :param after: the jobs that have its devices just before it.
     :param verdict: what the guard said of this strategy.
+    :param own_code: what the job's own code was then, by :func:`~saturn_airflow.model.guards.own_code`.
     :param source: where the estimate is from: ``measured``, ``history`` or ``interpolated``.
     :param version: of the technique.
     :param batches: global batches of the whole training; None where nothing says how many.
@@ -91,6 +92,7 @@ class PlanEntry:
     after: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     verdict: str | None = None
+    own_code: str = ""
     seconds_per_batch: float = 0.0
     setup_seconds: float = 0.0
     source: str = "measured"

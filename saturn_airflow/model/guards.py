@@ -56,10 +56,14 @@ def mark(job: Job, technique_version: str) -> str:
     clips = hparams.pop("clip_grad_norm", None) is not None
     for name in ("model_args", "data_args"):
         fields[name] = counting(fields.get(name, {}), job)
-    named = [*map(fields.get, _CODE), *map(hparams.get, _CODE_OF_HPARAMS)]
-    code = code_digest.of(frozenset(filter(None, named)))
+    code = code_digest.of(_named(job))
     facts = [fields, counting(hparams, job), arguments, clips, versions(), technique_version, code]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def own_code(job: Job) -> str:
+    """A digest of the job's own modules as they are here now; empty where none is found."""
+    return code_digest.of_own(_named(job))
 
 
 def versions() -> dict[str, str]:
@@ -89,6 +93,12 @@ def refused(reason: str) -> str:
     """The verdict that refuses for ``reason``, as short as its place in a record wants it."""
     verdict = f"{REFUSED}: {reason}"
     return verdict if len(verdict) <= _LONGEST else f"{verdict[: _LONGEST - 1]}…"
+
+
+def _named(job: Job) -> frozenset[str]:
+    fields = job.fields()
+    hparams = fields.get("hparams", {})
+    return frozenset(filter(None, [*map(fields.get, _CODE), *map(hparams.get, _CODE_OF_HPARAMS)]))
 
 
 def _kind(value: Any) -> Any:

@@ -87,6 +87,7 @@ class Outcome:
     :param checkpoint: the path of the last.
     :param model: the folder of the exported model.
     :param verdict: what the guard said of the strategy.
+    :param own_code: of which code, by :func:`~saturn_airflow.model.guards.own_code`.
     :param refused: why the guard refused the planned strategy, where the job was trained under another.
     :param mixed: why its result may be that of no one code, or no one data; None where nothing was edited.
     :param more: what else training said.
@@ -109,6 +110,7 @@ class Outcome:
     checkpoint: str | None = None
     model: str | None = None
     verdict: str | None = None
+    own_code: str | None = None
     refused: str | None = None
     mixed: str | None = None
     run_id: str | None = None

@@ -30,7 +30,7 @@ class Trained:
 
     :param key: of the estimate that it tells of.
     :param held: seconds that it had its devices.
-    :param verdict: of the guard.
+    :param verdict: of the guard; ``own_code`` is what it is of.
     """
 
     job: str
@@ -39,6 +39,7 @@ class Trained:
     speed: TrainedSpeed
     held: float
     verdict: str | None
+    own_code: str | None
 
     @property
     def ending(self) -> float:
@@ -62,7 +63,7 @@ def trained_in_one_go(
         if o.planned and o.held and speed and speed.batches:
             key = Key(o.planned.fingerprint, o.planned.technique, o.planned.devices, o.planned.kind)
             parameters, held = o.planned.parameters, o.held.actual_seconds
-            found.append(Trained(o.job, key, parameters, speed, held, o.verdict))
+            found.append(Trained(o.job, key, parameters, speed, held, o.verdict, o.own_code))
     return found
 
 
@@ -109,7 +110,16 @@ def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry
         for o in outcomes
         if (reason := o.reason if o.status == Status.CHANGES_RESULT else o.refused)
         and (entry := planned.get(o.job))
+        and _is_of_code_now(entry, o.own_code)
     ]
+
+
+def _is_of_code_now(entry: PlanEntry, trained: str | None) -> bool:
+    """Whether what was said of a training is of the job's code as it is here now.
+
+    :param trained: the code that was trained, where that is known.
+    """
+    return not entry.own_code or {entry.own_code} == {guards.own_code(entry.job), trained or entry.own_code}
 
 
 def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimate:
@@ -148,7 +158,9 @@ def _seen(group: Sequence[Trained], planned: Mapping[str, PlanEntry]) -> Estimat
         verdicts={
             guards.mark(entries[one.job].job, version): one.verdict
             for one in group
-            if one.verdict not in (None, guards.TRUSTED) and one.job in entries
+            if one.verdict not in (None, guards.TRUSTED)
+            and one.job in entries
+            and _is_of_code_now(entries[one.job], one.own_code)
         },
     )
 

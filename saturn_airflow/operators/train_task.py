@@ -247,6 +247,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             technique=entry.technique,
             parameters=entry.parameters,
             verdict=entry.verdict,
+            own_code=entry.own_code,
             node=node.name,
             kind=node.kind,
             slots=node.devices,

@@ -320,10 +320,12 @@ def drive(
     if spec.mode == "score":
         return dict(session.launch(_SCORE, session._request(spec.parameters, None))[0])
     if spec.mode == "train":
-        verdict = _verdict_before_training(session, spec, technique)
+        own_code = guards.own_code(spec.job)
+        verdict = _verdict_before_training(session, _of_this_code(spec, own_code, session), technique)
         with _remembering_refusals(session, spec, technique):
             technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
-        return {**session.result, "verdict": verdict, **_exported(session, spec, export_apart)}
+        said = {"verdict": verdict, "own_code": own_code}
+        return {**session.result, **said, **_exported(session, spec, export_apart)}
     reason = library.why_not(technique, spec.job, len(device_ids))
     if reason is not None:
         raise DoesNotFit(reason)
@@ -335,6 +337,17 @@ def drive(
         "verdicts": verdicts,
         **session.measured(parameters),
     }
+
+
+def _of_this_code(spec: RunSpec, own_code: str, session: Session) -> RunSpec:
+    """``spec`` without a verdict that is of other code."""
+    if spec.verdict is None or spec.own_code in ("", own_code):
+        return spec
+    session.emit(
+        "warning",
+        message="the job's code is another than when this was planned: the guard compares first steps anew",
+    )
+    return replace(spec, verdict=None)
 
 
 def _verdict_before_training(session: Session, spec: RunSpec, technique: library.BaseTechnique) -> str:

@@ -35,7 +35,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def digest(named: frozenset[str] = NAMED) -> str:
     """As a new process finds it."""
-    code_digest.of.cache_clear()
+    code_digest._modules.cache_clear()
     code_digest._version.cache_clear()
     return code_digest.of(named)
 
@@ -72,9 +72,9 @@ def test_a_verdict_is_forgotten_when_the_loss_is_edited(shop: Path) -> None:
     job = Job(
         "a", "own_shop.models:net", "data:load", loss_function="own_losses:mean", hparams=HParams(batches=1)
     )
-    code_digest.of.cache_clear()
+    code_digest._modules.cache_clear()
     before = guards.mark(job, "1")
     (shop / "own_losses.py").write_text("def mean():\n    return 1\n")
     assert guards.mark(job, "1") == before, "a process looks once"
-    code_digest.of.cache_clear()
+    code_digest._modules.cache_clear()
     assert guards.mark(job, "1") != before

@@ -104,6 +104,11 @@ def test_what_is_known_is_not_compared_again(tmp_path: Path) -> None:
     names, end = trained(tmp_path, a_job, verdict="exact", parameters=right)
     assert end["status"] == "finished"
     assert "guard" not in names
+    here = end["result"]["own_code"]
+    assert here == guards.own_code(a_job) != ""
+    for own_code, again in ((here, False), ("edited since", True)):
+        names, end = trained(tmp_path / own_code, a_job, verdict="exact", own_code=own_code, parameters=right)
+        assert (end["status"], "guard" in names) == ("finished", again), own_code
     key = f"{guards.mark(a_job, version())} loss_off 1 {json.dumps(right)}"
     (state / "verdicts.json").write_text(json.dumps({key: "distribution"}))
     names, end = trained(tmp_path, a_job, parameters=right)

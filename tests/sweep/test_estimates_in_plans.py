@@ -292,6 +292,28 @@ def test_a_strategy_that_was_refused_in_training_is_known_to_the_next_plan() -> 
         assert "it differs" in table({"best": None, "drifted": []}, [one])
 
 
+@pytest.mark.parametrize(
+    ("planned", "trained", "kept"),
+    [
+        ("here", "here", True),
+        ("here", None, True),
+        ("here", "at the node", False),
+        ("before", "before", False),
+        ("before", "here", False),
+        ("", "at the node", True),  # who plans has not the code
+    ],
+)
+def test_a_verdict_on_other_code_than_is_here_now_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, planned: str, trained: str | None, kept: bool
+) -> None:
+    monkeypatch.setattr(guards, "own_code", lambda job: "here")
+    one = dataclasses.replace(entry(), own_code=planned)
+    exact = outcome(verdict="exact", own_code=trained)
+    assert any(e.verdicts for e in actual_speeds([exact], [one])) == kept
+    refused = outcome(status="changes_result", reason="it differs", own_code=trained)
+    assert any(e.verdicts for e in actual_speeds([refused], [one])) == kept
+
+
 def test_noise_is_no_drift() -> None:
     jobs = [outcome("a", seconds_per_batch=0.5), outcome("b", seconds_per_batch=0.9)]
     entries = [entry("a"), entry("b")]
