@@ -87,6 +87,7 @@ def _strategy(entry: PlanEntry, option: Option, estimates: Estimates) -> Strateg
         setup_seconds=option.setup,
         leaves_in=_leaves_in(estimate),
         version=estimate.version,
+        peak_device_bytes=estimate.peak_device_bytes,
     )
 
 

@@ -218,11 +218,14 @@ class TurnsOfRun:
 
     def goes_on_after(self, refusal: Failure) -> list[dict[str, Any]]:
         """Take the fastest other strategy for the devices that it holds, where training found that the one
-        it runs under can't train this job as one device does, or not at all.
+        it runs under can't train this job as one device does, or not at all; where its devices' memory ran
+        out, the fastest of those that were seen to take less.
 
         :returns: events that tell of it; none where there is no other, or that is not what training found.
         """
-        if refusal.status not in _REFUSED:
+        # Who is ended for the machine's memory has no traceback.
+        out_of_memory = refusal.status == Status.OUT_OF_MEMORY and bool(refusal.traceback)
+        if not out_of_memory and refusal.status not in _REFUSED:
             return []
         spec = self.spec
         self._refused[spec.technique, spec.devices] = refusal
@@ -231,6 +234,10 @@ class TurnsOfRun:
             for s in spec.strategies
             if s.devices <= len(self.device_ids) and (s.technique, s.devices) not in self._refused
         ]
+        if out_of_memory:
+            peaks = {(s.technique, s.devices): s.peak_device_bytes for s in spec.strategies}
+            too_much = peaks.get((spec.technique, spec.devices), 0)
+            others = [s for s in others if 0 < s.peak_device_bytes < too_much]
         if not others:
             return []
         other = min(others, key=lambda s: s.seconds)
@@ -243,8 +250,9 @@ class TurnsOfRun:
             parameters=other.parameters,
             verdict=other.verdict,
         )
+        what = "ran out of memory" if out_of_memory else "is refused"
         message = (
-            f"{spec.technique} x {spec.devices} is refused ({refusal.reason}): training goes on under "
+            f"{spec.technique} x {spec.devices} {what} ({refusal.reason}): training goes on under "
             f"{other.technique} x {other.devices}"
         )
         return [{"event": "warning", "message": message}, {"event": "leased", **self.under}]

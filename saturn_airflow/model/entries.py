@@ -27,6 +27,7 @@ class Strategy:
     :param seconds: of the whole training, with ``setup_seconds``, which count again at each launch.
     :param leaves_in: seconds until its devices are free once it is told to leave; None where not known.
     :param version: of the technique.
+    :param peak_device_bytes: of one device at most, as measured; 0 where not known.
     """
 
     technique: str
@@ -37,6 +38,7 @@ class Strategy:
     setup_seconds: float = 0.0
     leaves_in: float | None = None
     version: str = "1"
+    peak_device_bytes: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Strategy:
@@ -60,7 +62,7 @@ class PlanEntry:
     :param strategies: those it may run under on its node where other sweeps want devices too, the planned one
         among them, and in rounds alone; empty where an earlier version planned.
     :param instead: all others that the planned devices suffice for, where training finds that the planned one
-        is refused.
+        is refused or needs more memory than a device has.
     :param arrived: when the sweep began, in seconds since the epoch.
     :param alone: seconds that the sweep takes at the least with its cluster to itself.
     :param elsewhere: device-seconds that the sweep's jobs on other nodes need at the least.

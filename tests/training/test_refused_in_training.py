@@ -7,11 +7,13 @@ from typing import Any
 
 import changing_late
 import pytest
+import torch
 from running import small_job, spec_for
 from test_late_changes import EPOCHS, job
 
 from saturn_airflow import Job
-from saturn_airflow.launch import event_file, progress, runs
+from saturn_airflow.launch import event_file, failures, progress, runs
+from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.model.entries import Strategy
 
 pytestmark = pytest.mark.ranks
@@ -52,6 +54,36 @@ def test_what_is_not_exact_is_no_refusal_for_others(tmp_path: Path) -> None:
     _, end = end_of(tmp_path, exact, verdict="distribution")
     assert (end["status"], end["result"]["technique"]) == ("finished", "single")
     assert "refused" not in end["result"]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "expected"),
+    [
+        ({"ddp": 8, "fsdp": 4, "pipeline": 3, "single": 2}, ["fsdp", "single"]),
+        ({"ddp": 8, "fsdp": 8, "pipeline": 0, "single": 9}, []),
+        ({}, []),
+    ],
+)
+def test_where_memory_ran_out_a_job_goes_on_under_what_took_less(
+    tmp_path: Path, peaks: dict[str, int], expected: list[str]
+) -> None:
+    fastest_first = (("ddp", 2), ("fsdp", 2), ("single", 1), ("pipeline", 2))
+    strategies = tuple(
+        Strategy(technique=name, devices=n, seconds=float(place), peak_device_bytes=peaks.get(name, 0))
+        for place, (name, n) in enumerate(fastest_first)
+    )
+    turn = TurnsOfRun(spec_for(tmp_path, small_job(), "ddp", 2, strategies=strategies), ("n0", "n1"))
+    turn.device_ids = (0, 1)
+    killed = failures.of_a_death(0, -9, True)
+    assert turn.goes_on_after(killed) == [], "that was the machine's memory"
+    ran_out = failures.describe(torch.OutOfMemoryError("CUDA out of memory"))
+    seen = []
+    while told := turn.goes_on_after(ran_out):
+        seen.append(turn.spec.technique)
+        assert "ran out of memory (" in told[0]["message"]
+    assert seen == expected
+    if expected:
+        assert "refused" not in turn.result()
 
 
 def test_a_job_without_another_strategy_ends(tmp_path: Path) -> None:
