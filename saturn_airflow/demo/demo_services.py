@@ -129,8 +129,6 @@ def airflow_settings(state: Path, dags: Path, url: str) -> dict[str, str]:
         "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
         # A file that has changed is read at the next refresh; the others need not be read again so soon.
         "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
-        # More often would cost a quarter of a core, which the training of this machine needs.
-        "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "SATURN__HOME": str(state / "jobs"),
         "SATURN__TECHNIQUES_FOLDER": str(dags / "shop" / "techniques"),
         "SATURN__LEASES_FOLDER": str(state / "leases"),
