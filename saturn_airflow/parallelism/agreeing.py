@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from saturn_airflow.training.ranks import Ranks
 
 # Exchanges that each rank's notes have room for: far more than one rank can be ahead of another.
 _SLOTS = 4096
+#: What a rank notes that is done with a pass: others may wait for it in an exchange of theirs.
+NOTHING_MORE = "nothing more"
 # More names than any model has; a note is the number of the exchange times this, plus its name's code.
 _CODES = 2**20
 
@@ -26,15 +29,15 @@ _CODES = 2**20
 class Agreement:
     """The order of what the ranks exchange; every rank must make it together.
 
-    :param names: what can be exchanged; the same on every rank.
-    :param fix: what the user can do where the ranks don't agree.
+    :param fixes: what can be exchanged, the same on every rank, and what the user can do where the ranks
+        don't agree on it.
     """
 
-    def __init__(self, names: list[str], ranks: Ranks, fix: str) -> None:
-        self._names = names
-        self._codes = {name: code for code, name in enumerate(names)}
+    def __init__(self, fixes: Mapping[str, str], ranks: Ranks) -> None:
+        self._fixes = fixes
+        self._names = [*fixes, NOTHING_MORE]
+        self._codes = {name: code for code, name in enumerate(self._names)}
         self._ranks = ranks
-        self._fix = fix
         self._count = 0
         self._notes = _shared_notes(ranks)
 
@@ -57,10 +60,11 @@ class Agreement:
         own = notes[self._ranks.rank]
         for rank, note in enumerate(notes):
             if note != own and note // _CODES == count:
+                here, there = self._names[own % _CODES], self._names[note % _CODES]
                 raise DoesNotFit(
-                    f"device {self._ranks.rank} computes {self._names[own % _CODES]} while device {rank} "
-                    f"computes {self._names[note % _CODES]}: what this model computes depends on its data or "
-                    f"on chance; {self._fix}"
+                    f"device {self._ranks.rank} computes {here} while device {rank} computes {there}: what "
+                    "this model computes depends on its data or on chance; "
+                    f"{self._fixes.get(here) or self._fixes[there]}"
                 )
 
 

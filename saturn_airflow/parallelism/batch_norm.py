@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,7 +22,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.agreeing import NOTHING_MORE, Agreement
 from saturn_airflow.training.ranks import Ranks
+
+_BACKWARD = " (backward)"
+_FIX = (
+    "have every sample go through the same BatchNorms, or train on one device or under a technique that does "
+    "not share batches"
+)
 
 
 class WholeBatch:
@@ -34,9 +41,10 @@ class WholeBatch:
         the backward pass.
     :ivar ignored: whether BatchNorms take every mean to be 0 and every variance 1 instead.
     :ivar apart: whether each rank has a batch of its own for now.
+    :param names: of the BatchNorms that look at it.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, names: Sequence[str], ranks: Ranks) -> None:
         self.counts = True
         self.weight = 1.0
         self.ignored = False
@@ -44,18 +52,35 @@ class WholeBatch:
         self._ranks = ranks
         # A group of its own, so that it does not matter what else is on its way between the ranks.
         self._group = dist.new_group()
+        exchanged = [f"BatchNorm {name!r}{what}" for name in names for what in ("", _BACKWARD)]
+        #: What is exchanged, for :class:`Agreement`.
+        self.fixes = dict.fromkeys(exchanged, _FIX)
+        #: The order in which it is, among other things where a technique exchanges some of its own.
+        self.agreement = Agreement(self.fixes, ranks)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of every rank's ``values``."""
+    def sum(self, name: str, values: torch.Tensor, what: str = "") -> torch.Tensor:
+        """The sum of every rank's ``values`` for the BatchNorm of that name.
+
+        :raises DoesNotFit: when another rank is at another BatchNorm, or done with all.
+        """
+        self.agreement.note(f"BatchNorm {name!r}{what}")
         total = values.clone()
         dist.all_reduce(total, group=self._group)
         return total
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's ``values``, of shape (n,), as rows of a table."""
+    def gather(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's ``values``, of shape (n,), as rows of a table; raises what :meth:`sum` does."""
         table = values.new_zeros(self._ranks.size, len(values))
         table[self._ranks.rank] = values
-        return self.sum(table)
+        return self.sum(name, table)
+
+    def finish_pass(self) -> None:
+        """Note that this rank is done with a forward pass: others would wait for it in a BatchNorm.
+
+        :raises DoesNotFit: when another rank is at one.
+        """
+        if not self.apart:
+            self.agreement.note(NOTHING_MORE)
 
 
 class _InOneProcess(_BatchNorm):
@@ -86,7 +111,7 @@ def share_batch_norm(model: nn.Module, ranks: Ranks) -> None:
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     if ranks.size == 1 or not norms:
         return
-    whole = WholeBatch(ranks)
+    whole = WholeBatch(list(norms), ranks)
     for name, norm in norms.items():
         norm.whole_batch = whole  # type: ignore[assignment]
         norm.forward = _shared(name, norm, whole)  # type: ignore[method-assign, assignment]
@@ -128,7 +153,7 @@ def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.T
     @functools.wraps(norm.forward)
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _OverRanks(whole) as over_ranks:
+        with _OverRanks(whole, name) as over_ranks:
             result = own_forward(*args, **kwargs)
         if norm.training and not over_ranks.was_used:
             raise DoesNotFit(
@@ -143,10 +168,11 @@ def _shared(name: str, norm: _BatchNorm, whole: WholeBatch) -> Callable[[torch.T
 class _OverRanks(TorchFunctionMode):
     """Replaces ``torch.nn.functional.batch_norm`` where it is about to look at the batch."""
 
-    def __init__(self, whole: WholeBatch) -> None:
+    def __init__(self, whole: WholeBatch, name: str) -> None:
         super().__init__()
         self.was_used = False
         self._whole = whole
+        self._name = name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.batch_norm:
@@ -154,7 +180,7 @@ class _OverRanks(TorchFunctionMode):
             arguments = _SIGNATURE.bind(*args, **(kwargs or {}))
             arguments.apply_defaults()
             if arguments.arguments.pop("training") and not self._whole.apart:
-                return batch_norm(self._whole, **arguments.arguments)
+                return batch_norm(self._whole, self._name, **arguments.arguments)
         return func(*args, **(kwargs or {}))
 
 
@@ -163,6 +189,7 @@ _SIGNATURE = inspect.signature(nn.functional.batch_norm)
 
 def batch_norm(
     whole: WholeBatch,
+    name: str,
     input: torch.Tensor,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
@@ -173,6 +200,7 @@ def batch_norm(
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm`` in training, over every rank's ``input`` of shape (N, C, ...).
 
+    :param name: of the BatchNorm that computes.
     :raises ValueError: when the whole batch has one value per channel.
     """
     wide = torch.promote_types(input.dtype, torch.float32)
@@ -180,7 +208,7 @@ def batch_norm(
         zeros = torch.zeros(input.size(1), dtype=wide, device=input.device)
         return nn.functional.batch_norm(input, zeros, zeros + 1, weight, bias, eps=eps)
     with torch.no_grad():
-        count, mean, squares = _moments(whole, input.detach().to(wide))
+        count, mean, squares = _moments(whole, name, input.detach().to(wide))
         variance = squares / count
         if running_mean is not None:
             running_mean.lerp_(mean.to(running_mean), momentum)
@@ -188,12 +216,14 @@ def batch_norm(
             running_var.lerp_((squares / (count - 1)).to(running_var), momentum)
         inverse = (variance + eps).rsqrt()
     normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-        input, weight, bias, mean.to(wide), inverse.to(wide), count, whole
+        input, weight, bias, mean.to(wide), inverse.to(wide), count, whole, name
     )
     return normalised
 
 
-def _moments(whole: WholeBatch, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moments(
+    whole: WholeBatch, name: str, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of all ranks: values per channel, their mean, and the sum of their squared distances from it.
 
     Moments of parts are put together as in Chan et al., "Updating formulae and a pairwise algorithm for
@@ -207,7 +237,7 @@ def _moments(whole: WholeBatch, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
         # Filled on the device: a copy from the host would wait for all that the device has to do.
         own[0] = own_count
         own[1 : 1 + channels], own[1 + channels :] = mean, squares
-    counts, means, squares = whole.gather(own).tensor_split([1, 1 + channels], dim=1)
+    counts, means, squares = whole.gather(name, own).tensor_split([1, 1 + channels], dim=1)
     count = counts.sum()
     if own_count < 2 and count < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
@@ -228,9 +258,10 @@ class _Normalise(torch.autograd.Function):
         inverse: torch.Tensor,
         count: torch.Tensor,
         whole: WholeBatch,
+        name: str,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, inverse, count)
-        ctx.whole, ctx.counts = whole, whole.counts
+        ctx.whole, ctx.name, ctx.counts = whole, name, whole.counts
         ctx.loss_weight = whole.weight if whole.counts else 1.0
         ctx.bias_dtype = None if bias is None else bias.dtype
         scale = inverse if weight is None else inverse * weight
@@ -253,7 +284,7 @@ class _Normalise(torch.autograd.Function):
         own = torch.stack([gradient.sum(around), (gradient * normalised).sum(around)])
         of_input = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            weighted = ctx.whole.sum(own.to(torch.float64) * ctx.loss_weight)
+            weighted = ctx.whole.sum(ctx.name, own.to(torch.float64) * ctx.loss_weight, _BACKWARD)
             along_mean, along_scale = weighted / (count * ctx.loss_weight)
             of_input = gradient - _per_channel(along_mean.to(gradient), x)
             of_input = of_input - normalised * _per_channel(along_scale.to(gradient), x)
@@ -265,7 +296,7 @@ class _Normalise(torch.autograd.Function):
             of_weight = own[1].to(weight.dtype)
         if ctx.needs_input_grad[2]:
             of_bias = own[0].to(ctx.bias_dtype)
-        return of_input, of_weight, of_bias, None, None, None, None
+        return of_input, of_weight, of_bias, None, None, None, None, None
 
 
 def _all_but_channels(x: torch.Tensor) -> list[int]:

@@ -69,6 +69,8 @@ class OwnStepReplicas(Parallel):
         :param values: at the end of a step not more than three.
         :raises ChangesResultError: where it is the end of a step on some ranks only.
         """
+        if self._whole_batch is not None:
+            self._whole_batch.finish_pass()
         told = torch.zeros(self._told, dtype=torch.float64, device=self.ranks.device)
         told[0] = float(of_step)
         told[1 : 1 + len(values)] = values

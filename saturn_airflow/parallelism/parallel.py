@@ -103,6 +103,8 @@ class Parallel:
         with self._gradient_sync(last):
             with self._blame_the_model():
                 total, over = objective(self.call, prepared, count)
+            if self._whole_batch is not None:
+                self._whole_batch.finish_pass()
             self.run_backward(total * (scale * self.shares), samples, last)
         return self._part(total.detach()), self._part(over)
 

@@ -25,7 +25,7 @@ from torch.utils import _pytree
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.parallelism.agreeing import Agreement
+from saturn_airflow.parallelism.agreeing import NOTHING_MORE, Agreement
 from saturn_airflow.parallelism.blocks import find_blocks
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.narrow_gathers import NarrowGathers
@@ -36,7 +36,6 @@ from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.without_group import without_group
 
 FIX = "use fsdp's parameter by_block=False, which gathers all of the model at once, or another technique"
-_PASS_DONE = "nothing more"
 # What torch says when FSDP is used as it can't be, and what that means.
 _MEANINGS = {
     "mixed torch.Tensor and DTensor": (
@@ -131,8 +130,11 @@ class Sharded(Parallel):
         names = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
         codes = [name or "what is outside of the blocks" for name in names]
         descriptions = [f"block {name!r}" if name else "the model" for name in names]
-        exchanged = [f"{code}{what}" for code in codes for what in ("", " (backward)")]
-        self._agreement = Agreement([*exchanged, _PASS_DONE], ranks, FIX)
+        fixes = dict.fromkeys([f"{code}{what}" for code in codes for what in ("", " (backward)")], FIX)
+        norms = self._whole_batch
+        self._agreement = Agreement(fixes | (norms.fixes if norms else {}), ranks)
+        if norms:
+            norms.agreement = self._agreement
         for name, code, what in zip(names, codes, descriptions, strict=True):
             self._watch(module.get_submodule(name), code, what)
 
@@ -166,7 +168,7 @@ class Sharded(Parallel):
         """
         with self._translated_errors():
             parts = super().evaluate(objective, batch, samples)
-        self._agreement.note(_PASS_DONE)
+        self._agreement.note(NOTHING_MORE)
         return parts
 
     def finish_evaluating(self) -> None:
@@ -187,7 +189,7 @@ class Sharded(Parallel):
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._in_backward = False
-        self._agreement.note(_PASS_DONE)
+        self._agreement.note(NOTHING_MORE)
         if not self._reduced:
             raise DoesNotFit(
                 "no gradient reached the model's outputs, which FSDP only finds in tensors, tuples, lists, "

@@ -11,7 +11,9 @@ import pytest
 from cells import Outcome, Strategy, job, run
 from cells import request as train_request
 
+from saturn_airflow.launch.failures import RanksFailedError
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training.ranks import launch
 
 Record = Callable[[str, float, float], None]
 pytestmark = pytest.mark.ranks
@@ -115,3 +117,12 @@ def test_what_cannot_be_shared_is_refused(outcomes: dict[str, Outcome], model: s
 @pytest.mark.parametrize("model", ALLOWED)
 def test_buffers_that_are_alike_everywhere_are_not_refused(outcomes: dict[str, Outcome], model: str) -> None:
     assert not outcomes[f"allowed {model}"].refused
+
+
+@pytest.mark.parametrize("technique", ["ddp", "fsdp"])
+def test_devices_at_different_norms_are_told_apart(technique: str, tmp_path: Path) -> None:
+    """Each would wait for the others in its own, and mix statistics of two where they were of one size."""
+    one = train_request(normed_job("by_domain"), Strategy(technique, 2), tmp_path)
+    with pytest.raises(RanksFailedError, match="computes BatchNorm") as raised:
+        launch("saturn_airflow.training.loop:train", one, size=2, hang_seconds=60)
+    assert raised.value.failure.status == "does_not_fit"
