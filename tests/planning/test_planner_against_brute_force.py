@@ -19,7 +19,7 @@ from saturn_airflow.planning import solve
 from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.instances.instance import group
 from saturn_airflow.planning.lower_bounds.area import mean_completion_bound, simple_bound
-from saturn_airflow.planning.lower_bounds.destructive import Answer, Refuter, least_area
+from saturn_airflow.planning.lower_bounds.destructive import Answer, Refuter, bisect, least_area
 from saturn_airflow.planning.lower_bounds.relaxation import bound
 from saturn_airflow.planning.presenting import baselines
 
@@ -91,6 +91,26 @@ def test_what_is_released_late_has_only_the_time_after_it() -> None:
     early = PlannedJob("early", (Option("single", 1, {"cpu": 10}),))
     problem = Problem("x", (Node("a", 1, "cpu"),), (early, *late))
     assert bound(group(problem), Clock(10), relaxed=True) == pytest.approx(250)
+
+
+def test_what_starts_early_takes_some_of_the_time_after_a_release_too() -> None:
+    early = PlannedJob("early", (Option("single", 1, {"cpu": 10}),))
+    late = PlannedJob("late", (Option("double", 2, {"cpu": 6}),), release=5)
+    instance = group(Problem("x", (Node("a", 2, "cpu"),), (early, late)))
+    # From 5 on there are 5 of the early job's seconds on one device and 6 of the late one's on both.
+    assert bound(instance, Clock(10), relaxed=True) == pytest.approx(5 + (5 + 12) / 2)
+    # The late job has more than half of the time until 15, and then nothing else has all of its devices.
+    assert bisect(instance, 13.5, 16, Clock(10), steps=10) > 15
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_bounds_do_not_depend_on_the_unit_of_time(unit: float) -> None:
+    wide = (Option("t2", 2, {"a": 8 * unit, "b": 3 * unit}), Option("t4", 4, {"a": 4 * unit, "b": 5 * unit}))
+    jobs = [PlannedJob(f"wide-{n}", wide) for n in range(3)]
+    narrow = PlannedJob("narrow", (Option("t1", 1, {"a": unit, "b": 3 * unit}),), ("n2",))
+    nodes = (Node("n0", 2, "b"), Node("n1", 4, "a"), Node("n2", 1, "a"))
+    instance = group(Problem("x", nodes, (*jobs, narrow), {"n2": (unit,)}))
+    assert bound(instance, Clock(10), relaxed=False) == pytest.approx(6 * unit)
 
 
 @quick

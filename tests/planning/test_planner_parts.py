@@ -14,7 +14,7 @@ from saturn_airflow.planning.clock import Clock
 from saturn_airflow.planning.exact_search import sharings
 from saturn_airflow.planning.exact_search.node_packing import NotSettledError, Packer
 from saturn_airflow.planning.exact_search.proofs import Climb, Descent
-from saturn_airflow.planning.heuristics import annealing
+from saturn_airflow.planning.heuristics import annealing, ejection_pool
 from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
 from saturn_airflow.planning.heuristics.list_scheduling import list_schedule
 from saturn_airflow.planning.heuristics.tree_packing import TreePacker
@@ -138,6 +138,59 @@ def test_a_list_leaves_room_for_jobs_that_are_bound_to_a_node() -> None:
     free = PlannedJob("free", (Option("single", 1, {"cpu": 60}),))
     instance = group(Problem("x", nodes, (*bound, free)))
     assert ends_at(instance, list_schedule(instance, 60, Clock(10))) == 60
+
+
+def test_a_list_leaves_room_for_jobs_that_few_nodes_can_end_in_time() -> None:
+    narrow = [PlannedJob(f"narrow-{n}", (Option("t", 1, {"cpu": 20}),)) for n in range(2)]
+    wide = [PlannedJob(f"wide-{n}", (Option("t", 1, {"cpu": 40}), Option("t", 4, {"cpu": 10}))) for n in "ab"]
+    nodes = (Node("large", 4, "cpu"), Node("small-1", 1, "cpu"), Node("small-2", 1, "cpu"))
+    instance = group(Problem("x", nodes, (*narrow, *wide)))
+    assert ends_at(instance, list_schedule(instance, 17, Clock(10))) == 20
+
+
+def test_a_list_begins_long_jobs_as_they_are_released() -> None:
+    seconds_and_releases = [(10, 0), (10, 1), (10, 1), (30, 2)]
+    jobs = [
+        PlannedJob(f"j{n}", (Option("t", 1, {"cpu": seconds}),), release=release)
+        for n, (seconds, release) in enumerate(seconds_and_releases)
+    ]
+    instance = group(Problem("x", (Node("a", 2, "cpu"),), tuple(jobs)))
+    assert ends_at(instance, list_schedule(instance, 32, Clock(10))) == 32
+
+
+@many
+@given(problems(), st.randoms(use_true_random=False))
+def test_annealing_times_rows_as_schedules_are_timed(problem: Problem, rng: random.Random) -> None:
+    instance = group(problem)
+    schedule = drawn_schedule(instance, rng)
+    arrays, state = annealing._problem(instance), annealing._state(instance, schedule)
+    energies = annealing._row_energies(arrays, annealing.completion_energy(1.0, 1), state)
+    for node, row in enumerate(schedule):
+        runs = times(instance, node, row)
+        weights = [problem.jobs[run.job].weight for run in runs]
+        ends = sum(weight * run.end for weight, run in zip(weights, runs, strict=True))
+        assert energies[node] == pytest.approx(ends)
+
+
+def test_annealing_leaves_devices_free_that_have_been_for_long() -> None:
+    jobs = [
+        PlannedJob("first", (Option("t", 1, {"cpu": 5}),)),
+        PlannedJob("late", (Option("t", 1, {"cpu": 10}),), release=6),
+        PlannedJob("narrow", (Option("t", 2, {"cpu": 1}),)),
+    ]
+    instance = group(Problem("x", (Node("a", 3, "cpu"),), tuple(jobs)))
+    state = annealing._state(instance, [[Placed(0, 0), Placed(1, 0), Placed(2, 0)]])
+    energy = annealing.completion_energy(1.0, 1)
+    assert annealing._row_energies(annealing._problem(instance), energy, state)[0] == 5 + 16 + 1
+
+
+def test_slack_counts_in_packing_by_how_large_its_node_is() -> None:
+    options = (Option("t", 1, {"cpu": 10}),)
+    nodes = (Node("large", 8, "cpu"), Node("small", 1, "cpu"))
+    instance = group(Problem("x", nodes, tuple(PlannedJob(f"j{n}", options) for n in range(3))))
+    target = PoolSearch(instance, [[], []], 20.0, random.Random(1), 100).target
+    large, small = (ejection_pool._slack_reward(target, node, 0.05) for node in (0, 1))
+    assert large == pytest.approx(8 * small)
 
 
 def test_too_many_sets_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,10 +209,7 @@ def _row_energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Flo
 def _row_energy(
     problem: Arrays, energy: Energy, node: int, jobs: Ints, modes: Ints, length: int, free: Floats
 ) -> float:
-    """Energy of one row: its jobs are started in order, each on the devices that became free first.
-
-    :func:`schedule.times`, by which what is found is judged, takes those that became free last of all that
-    are free: it never ends a row later, and with ties and releases sometimes earlier.
+    """Energy of one row, its jobs started in order, each on the devices that :func:`schedule.times` takes.
 
     :param free: (most devices,) scratch: when devices become free, ascending.
     """
@@ -224,10 +221,13 @@ def _row_energy(
         job = jobs[at]
         wanted = problem.devices[kind, job, modes[at]]
         takes = problem.seconds[kind, job, modes[at]]
-        ends = max(free[wanted - 1], problem.releases[job]) + takes
-        # The first ``wanted`` devices are taken: those free before its end move down, and its end is merged
-        # in.
+        starts = max(free[wanted - 1], problem.releases[job])
+        ends = starts + takes
+        # Of the devices that are free by the start, the last ``wanted`` are taken: those free before its end
+        # move down, and its end is merged in.
         device = wanted
+        while device < width and free[device] <= starts:
+            device += 1
         while device < width and free[device] <= ends:
             free[device - wanted] = free[device]
             device += 1

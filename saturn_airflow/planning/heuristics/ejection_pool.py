@@ -2,9 +2,9 @@
 
 Every node always holds a set of jobs that :mod:`node_packing` has packed by C. A move exchanges up to two
 jobs between a node and the pool, or between two nodes, and counts only when the sets it makes can be packed.
-Measured in nodes' capacities, the energy is
+Measured in the largest node's capacity, the energy is
 
-    least areas in the pool - L sum over nodes of min(slack, 1/10)^2,
+    least areas in the pool - L sum over nodes of capacity min(slack, 1/10)^2,
 
 so that between equals the slack gathers in few nodes, where then one more job fits. Moves are taken by
 simulated annealing at one low temperature; the cheap energy is judged before the costly packing. Sets that
@@ -30,7 +30,7 @@ from saturn_airflow.planning.instances.arrays import Floats, Ints, Words, free_b
 from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule, times
 
-#: Of the annealing, in nodes' capacities.
+#: Of the annealing, in the largest node's capacity.
 _TEMPERATURE = 0.002
 #: The energy's factor L, and the slack, as a share of a node's capacity, from which on more is no better.
 _GATHERING = 3.0
@@ -115,7 +115,8 @@ class PoolSearch:
         areas = np.array([own.areas(end, at) for own, at in zip(modes, free, strict=True)])
         # Above 0 also where no device is free in time, to divide by.
         capacities: Floats = np.maximum(np.maximum(0.0, end - self.tables.free).sum(axis=1), end * 1e-9)
-        self.target = Target(end, areas, capacities, areas.min(axis=0) / capacities.max())
+        largest = capacities.max()
+        self.target = Target(end, areas, capacities, capacities / largest, areas.min(axis=0) / largest)
         _update_slacks(self.tables, self.target, self.state)
 
     def run(self, clock: Clock) -> Schedule | None:
@@ -293,9 +294,9 @@ def _is_accepted(change: float, seed: Words) -> bool:
 
 
 @compiled
-def _slack_reward(slack: float) -> float:
+def _slack_reward(target: Target, node: int, slack: float) -> float:
     """What a node's slack takes off the energy: squared, so that it pays to gather it in few nodes."""
-    return float(_GATHERING * min(slack, _ENOUGH_SLACK) ** 2)
+    return float(_GATHERING * target.shares[node] * min(slack, _ENOUGH_SLACK) ** 2)
 
 
 @compiled
@@ -369,7 +370,7 @@ def _make_moves(
             for at in range(into):
                 slack -= target.areas[kind, state.pool[at]] / target.capacities[one]
                 change -= target.values[state.pool[at]]
-            change += _slack_reward(state.slacks[one]) - _slack_reward(slack)
+            change += _slack_reward(target, one, state.slacks[one]) - _slack_reward(target, one, slack)
             # By energy first: packing costs far more.
             if not slack > 0 or not _is_accepted(change, seed):
                 continue
@@ -407,8 +408,9 @@ def _make_moves(
             other_slack += target.areas[other_kind, there[at]] / target.capacities[two]
         if not (slack > 0 and other_slack > 0):
             continue
-        change = _slack_reward(state.slacks[one]) + _slack_reward(state.slacks[two])
-        if not _is_accepted(change - _slack_reward(slack) - _slack_reward(other_slack), seed):
+        change = _slack_reward(target, one, state.slacks[one]) - _slack_reward(target, one, slack)
+        change += _slack_reward(target, two, state.slacks[two]) - _slack_reward(target, two, other_slack)
+        if not _is_accepted(change, seed):
             continue
         wanted = _exchanged(here, count, out, there, into, new_here)
         other_wanted = _exchanged(there, other_count, into, here, out, new_there)

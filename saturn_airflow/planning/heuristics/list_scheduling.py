@@ -2,18 +2,19 @@
 
 For a target C, the jobs are taken longest first (each measured by its thriftiest mode that ends by C),
 and each goes where it ends by C with the fewest device-seconds. C is then bisected. This is the
-dual-approximation idea of Hochbaum and Shmoys (1987), with the longest-processing-time rule inside.
+dual-approximation idea of Hochbaum and Shmoys (1987), with the longest-processing-time rule inside. The same
+is tried with jobs first that few nodes can run by C and, with releases, from C back to 0.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 
 from saturn_airflow.planning.clock import Clock
-from saturn_airflow.planning.instances.instance import Instance
-from saturn_airflow.planning.instances.schedule import Placed, Schedule
+from saturn_airflow.planning.instances.instance import Instance, Mode
+from saturn_airflow.planning.instances.schedule import Placed, PlacedRun, Schedule, left_shift, makespan
 
 #: Targets to try at most.
 _STEPS = 24
@@ -29,10 +30,7 @@ def list_schedule(instance: Instance, lower: float, clock: Clock) -> Schedule:
     upper = math.inf
     low, target = lower, lower
     for _ in range(_STEPS):
-        schedule, end = min(
-            (_for_target(instance, target, order) for order in _orders(instance, target)),
-            key=lambda found: found[1],
-        )
+        schedule, end = min(_for_target_each_way(instance, target), key=lambda found: found[1])
         if end < upper:
             best, upper = schedule, end
         if end <= target:
@@ -71,20 +69,53 @@ def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tupl
     :returns: the schedule and its makespan, which may be above the target.
     """
     free = [list(instance.types[kind].free) for kind in instance.type_of]
-    schedule: Schedule = [[] for _ in free]
-    latest = 0.0
+    releases = [job.release for job in instance.problem.jobs]
+    rows = _listed(instance, order, free, releases, [target] * len(order))
+    schedule = [[Placed(run.job, run.mode) for run in row] for row in rows]
+    return schedule, max(run.end for row in rows for run in row)
+
+
+def _backwards(instance: Instance, target: float) -> tuple[Schedule, float]:
+    """The jobs from ``target`` back to 0, those released last first: no device waits for a release.
+
+    What is begun too early is then shifted to where it may start.
+    """
+    releases = [job.release for job in instance.problem.jobs]
+    order = sorted(_longest_first(instance, target), key=lambda job: -releases[job])
+    free = [[0.0] * instance.types[kind].devices for kind in instance.type_of]
+    rows = _listed(instance, order, free, [0.0] * len(order), [target - release for release in releases])
+    schedule = [
+        left_shift(instance, node, [Placed(run.job, run.mode) for run in sorted(row, key=lambda r: -r.end)])
+        for node, row in enumerate(rows)
+    ]
+    return schedule, makespan(instance, schedule)
+
+
+def _listed(
+    instance: Instance,
+    order: Sequence[int],
+    free: list[list[float]],
+    releases: Sequence[float],
+    deadlines: Sequence[float],
+) -> list[list[PlacedRun]]:
+    """The jobs in this order, each where it ends in time with the least area, else where it ends first.
+
+    :param free: (nodes, devices) when each device becomes free, ascending; changed.
+    :param deadlines: (jobs,) seconds, as ``releases``: by when each is in time.
+    :returns: the jobs of each node, in this order.
+    """
+    rows: list[list[PlacedRun]] = [[] for _ in free]
     for job in order:
-        release = instance.problem.jobs[job].release
         in_time: tuple[float, float] = (math.inf, math.inf)
         late = math.inf
         where: tuple[int, int] | None = None
         for node, devices in enumerate(free):
             for index, mode in enumerate(instance.modes[job][instance.type_of[node]]):
-                start = max(devices[mode.devices - 1], release)
+                start = max(devices[mode.devices - 1], releases[job])
                 end = start + mode.seconds
-                if end <= target:
+                if end <= deadlines[job]:
                     # Waiting devices are lost like used ones; ties go to the fullest node.
-                    waste = sum(start - f for f in devices[: mode.devices])
+                    waste = sum(start - f for f in devices[_taken(devices, mode.devices, start)])
                     if (mode.area + waste, -start) < in_time:
                         in_time, where = (mode.area + waste, -start), (node, index)
                 elif in_time[0] == math.inf and end < late:
@@ -92,25 +123,52 @@ def _for_target(instance: Instance, target: float, order: Sequence[int]) -> tupl
         assert where is not None, "a problem's job always fits somewhere"
         node, index = where
         mode = instance.modes[job][instance.type_of[node]][index]
-        end = max(free[node][mode.devices - 1], release) + mode.seconds
-        del free[node][: mode.devices]
+        start = max(free[node][mode.devices - 1], releases[job])
+        end = start + mode.seconds
+        del free[node][_taken(free[node], mode.devices, start)]
         at = bisect_left(free[node], end)
         free[node][at:at] = [end] * mode.devices
-        schedule[node].append(Placed(job, index))
-        latest = max(latest, end)
-    return schedule, latest
+        rows[node].append(PlacedRun(job, index, start, end))
+    return rows
 
 
-def _orders(instance: Instance, target: float) -> list[list[int]]:
-    """The orders to try: longest first, and the same with jobs first that can't run on all types of node."""
-    longest = sorted(range(len(instance.modes)), key=lambda job: _rank(instance, job, target))
-    bound_first = sorted(longest, key=lambda job: all(instance.modes[job]))
-    return [longest] if bound_first == longest else [longest, bound_first]
+def _taken(devices: Sequence[float], wanted: int, start: float) -> slice:
+    """Which devices a job takes, of those that are free by its start: the last ones, as in a schedule."""
+    until = bisect_right(devices, start)
+    return slice(until - wanted, until)
 
 
-def _rank(instance: Instance, job: int, target: float) -> tuple[float, float]:
-    """Key of the order: by release; then longest first, under the thriftiest mode that ends by ``target``."""
+def _for_target_each_way(instance: Instance, target: float) -> Iterator[tuple[Schedule, float]]:
+    """Schedules for one target, and their makespans: by release and then longest first; the same with jobs
+    first that few nodes can run by then; and, with releases, backwards."""
+    releases = [job.release for job in instance.problem.jobs]
+    longest = sorted(_longest_first(instance, target), key=lambda job: releases[job])
+    yield _for_target(instance, target, longest)
+    choosy_first = sorted(longest, key=lambda job: _nodes_in_time(instance, job, target))
+    if choosy_first != longest:
+        yield _for_target(instance, target, choosy_first)
+    if instance.has_releases:
+        yield _backwards(instance, target)
+
+
+def _longest_first(instance: Instance, target: float) -> list[int]:
+    """The jobs, the longest first under the thriftiest mode that takes no longer than ``target``."""
+    jobs = range(len(instance.modes))
+    return sorted(jobs, key=lambda job: -_thriftiest(instance, job, target).seconds)
+
+
+def _thriftiest(instance: Instance, job: int, target: float) -> Mode:
+    """The mode of least area among those that take no longer than ``target``; else the fastest."""
     modes = [mode for modes in instance.modes[job] for mode in modes]
-    fitting = [mode for mode in modes if mode.seconds <= target] or [min(modes, key=lambda m: m.seconds)]
-    thriftiest = min(fitting, key=lambda mode: mode.area)
-    return (instance.problem.jobs[job].release, -thriftiest.seconds)
+    fitting = [mode for mode in modes if mode.seconds <= target]
+    return min(fitting, key=lambda mode: mode.area) if fitting else min(modes, key=lambda m: m.seconds)
+
+
+def _nodes_in_time(instance: Instance, job: int, target: float) -> int:
+    """How many nodes the job could end on by ``target``, were it alone there."""
+    by_type = zip(instance.types, instance.modes[job], strict=True)
+    return sum(
+        len(kind.nodes)
+        for kind, modes in by_type
+        if any(kind.free[mode.devices - 1] + mode.seconds <= target for mode in modes)
+    )

@@ -36,6 +36,7 @@ class Target(NamedTuple):
     :param end: C.
     :param areas: (types, classes) least device-seconds of a job that ends in time; infinite where none does.
     :param capacities: (nodes,) device-seconds until C.
+    :param shares: (nodes,) the same over the largest of them.
     :param values: (classes,) what a job in the pool adds to the energy: its least area over the largest
         capacity.
     """
@@ -43,6 +44,7 @@ class Target(NamedTuple):
     end: float
     areas: Floats
     capacities: Floats
+    shares: Floats
     values: Floats
 
 

@@ -7,7 +7,9 @@ R(C) keeps the modes that end by C, and asks for the least overload t:
     sum over k, m of u(g/G_i) v(r/C) x_kim <= N_i + t                   for every type i and pair (u, v)
 
 with u and v dual feasible functions of width and duration (see :mod:`dual_feasible`). What devices are busy
-with until they are free counts as jobs whose place is fixed. Where t > 0, even with fractions of jobs, no
+with until they are free counts as jobs whose place is fixed. With releases, there are the same rows for the
+time from some moment s on: jobs take of it at least what they still take when they start as early as they
+may, and v, which never falls, is of that over C - s. Where t > 0, even with fractions of jobs, no
 plan ends by C. There are thousands of pairs, so rows are generated as they are needed: solve, find the pairs
 that the solution violates most, add them, and solve again.
 
@@ -25,9 +27,9 @@ import pyomo.environ as pyo
 
 from saturn_airflow.planning import highs
 from saturn_airflow.planning.clock import Clock
-from saturn_airflow.planning.instances.instance import Instance, Mode
+from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.lower_bounds import dual_feasible
-from saturn_airflow.planning.lower_bounds.relaxation import mode_keys
+from saturn_airflow.planning.lower_bounds.relaxation import earliest_end, mode_keys
 
 Key = tuple[int, int, int]
 
@@ -36,6 +38,9 @@ _TOLERANCE = 5e-6
 #: Rows that are added for each type of node between two solves, and how often that is done.
 _ROWS_A_ROUND = 8
 _ROUNDS = 40
+#: Thresholds of the functions; moments of release that have rows of their own, and thresholds of theirs.
+_THRESHOLDS = 24
+_MOST_WINDOWS, _WINDOW_THRESHOLDS = 6, 8
 #: With more modes of classes on types than this, branch and bound over whole jobs is not tried.
 _MOST_WHOLE = 2500
 
@@ -61,11 +66,11 @@ class Refuter:
         :returns: never REFUTED by mistake; POSSIBLE says only that this relaxation does not refute it.
         """
         instance = self.instance
-        keys, modes = _modes_by(instance, end)
+        keys = _keys_by(instance, end)
         if len({k for k, _, _ in keys}) < len(instance.classes):
             return Answer.REFUTED
         m = _skeleton(instance, keys)
-        pairs = [_Pairs(instance, i, keys, modes, end) for i in range(len(instance.types))]
+        pairs = _all_pairs(instance, keys, end)
         for each in pairs:
             each.add(m, each.identities())
         solver = highs.Solver(m)
@@ -104,13 +109,16 @@ def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
 
     R(C) with t = 0, and the area as what is minimised.
     """
-    keys, modes = _modes_by(instance, end)
+    keys = _keys_by(instance, end)
     if len({k for k, _, _ in keys}) < len(instance.classes):
         return None
     m = _skeleton(instance, keys)
     m.overload.fix(0.0)
-    m.objective.set_value(pyo.quicksum(mode.area * m.x[key] for key, mode in zip(keys, modes, strict=True)))
-    pairs = [_Pairs(instance, i, keys, modes, end) for i in range(len(instance.types))]
+    # As a share of what there is, since the solver's tolerances are absolute.
+    whole = instance.devices * end
+    share = {(k, i, j): instance.classes[k].modes[i][j].area / whole for k, i, j in keys}
+    m.objective.set_value(pyo.quicksum(share[key] * m.x[key] for key in keys))
+    pairs = _all_pairs(instance, keys, end)
     for each in pairs:
         each.add(m, each.identities())
     least = sum(len(group.jobs) * group.least_area for group in instance.classes)
@@ -121,26 +129,24 @@ def least_area(instance: Instance, end: float, clock: Clock) -> float | None:
             return None
         if outcome.objective is None:
             break
-        least = max(least, outcome.bound)
+        least = max(least, outcome.bound * whole)
         x = np.array([m.x[key].value or 0.0 for key in keys])
         if clock.expired or not sum(each.add(m, each.violated(x)) for each in pairs):
             break
     return least
 
 
-def _modes_by(instance: Instance, end: float) -> tuple[list[Key], list[Mode]]:
-    """The modes that can end by ``end``, and the key (class, type of node, number of the mode) of each."""
-    keys: list[Key] = []
-    modes: list[Mode] = []
-    for k, group in enumerate(instance.classes):
-        for i, of_type in enumerate(group.modes):
-            for j, mode in enumerate(of_type):
-                # Moments ascend: g devices are free when the g-th is.
-                begin = max(group.release, instance.types[i].free[mode.devices - 1])
-                if begin + mode.seconds <= end:
-                    keys.append((k, i, j))
-                    modes.append(mode)
-    return keys, modes
+def _keys_by(instance: Instance, end: float) -> list[Key]:
+    """The modes that can end by ``end``: class, type of node and number of each."""
+    return [key for key in mode_keys(instance) if earliest_end(instance, *key) <= end]
+
+
+def _all_pairs(instance: Instance, keys: list[Key], end: float) -> list[_Pairs]:
+    """The pairs for each type of node, from 0 and from some releases on."""
+    later = [since for since in instance.releases if since < end]
+    few = min(len(later), _MOST_WINDOWS)
+    windows = [0.0, *(later[at * len(later) // few] for at in range(few))]
+    return [_Pairs(instance, i, keys, end, since) for i in range(len(instance.types)) for since in windows]
 
 
 def _skeleton(instance: Instance, keys: list[Key]) -> pyo.ConcreteModel:
@@ -160,22 +166,37 @@ def _skeleton(instance: Instance, keys: list[Key]) -> pyo.ConcreteModel:
 
 
 class _Pairs:
-    """The pairs (u, v) for one type of node.
+    """The pairs (u, v) for one type of node, from the moment ``since`` to C.
 
     ``u`` and ``v`` are matrices (functions, modes of this type): each function of each mode's share of the
-    devices and of C.
+    devices and of that time.
     """
 
-    def __init__(self, instance: Instance, kind: int, keys: list[Key], modes: list[Mode], end: float) -> None:
+    def __init__(self, instance: Instance, kind: int, keys: list[Key], end: float, since: float) -> None:
         self.nodes = len(instance.types[kind].nodes)
-        self.columns = np.array([at for at, key in enumerate(keys) if key[1] == kind], dtype=int)
-        self.keys = [keys[at] for at in self.columns]
-        widths = [modes[at].devices / instance.types[kind].devices for at in self.columns]
-        # By rounding, what just ends by C may come to more than all of it.
-        lengths = [min(1.0, modes[at].seconds / end) for at in self.columns]
-        before = [[(width, at / end) for width, at in jobs] for jobs in instance.types[kind].busy(end)]
-        us = dual_feasible.family([*widths, *(width for jobs in before for width, _ in jobs)])
-        vs = dual_feasible.family([*lengths, *(length for jobs in before for _, length in jobs)])
+        self.keys: list[Key] = []
+        own: list[int] = []
+        widths: list[float] = []
+        lengths: list[float] = []
+        for at, (k, i, j) in enumerate(keys):
+            after = earliest_end(instance, k, i, j) - since
+            if i == kind and after > 0:
+                own.append(at)
+                self.keys.append((k, i, j))
+                mode = instance.classes[k].modes[i][j]
+                widths.append(mode.devices / instance.types[kind].devices)
+                # By rounding, what just ends by C may come to more than all of it.
+                lengths.append(min(1.0, min(mode.seconds, after) / (end - since)))
+        self.columns = np.array(own, dtype=int)
+        before = [
+            [(width, at / (end - since)) for width, at in jobs]
+            for jobs in instance.types[kind].busy(end, since)
+        ]
+        thresholds = {} if since == 0 else {"thresholds": _WINDOW_THRESHOLDS}
+        us = dual_feasible.family([*widths, *(w for jobs in before for w, _ in jobs)], **thresholds)
+        vs = dual_feasible.family(
+            [*lengths, *(length for jobs in before for _, length in jobs)], **thresholds
+        )
         self.u, self.v = _values(us, widths), _values(vs, lengths)
         #: (functions u, functions v) what these nodes are busy with before their devices are free.
         self.taken = self.nodes * np.max(

@@ -29,39 +29,44 @@ from saturn_airflow.planning.lower_bounds.area import simple_bound
 
 
 def model(instance: Instance) -> pyo.ConcreteModel:
-    """R as a Pyomo model, with ``x`` by (class, type of node, number of the mode) and ``makespan``."""
+    """R as a Pyomo model, with ``x`` by (class, type of node, number of the mode) and ``makespan``.
+
+    Its unit of time is :func:`simple_bound`.
+    """
     m = pyo.ConcreteModel()
     m.modes = pyo.Set(initialize=list(mode_keys(instance)), ordered=True)
     m.x = pyo.Var(m.modes, domain=pyo.NonNegativeIntegers)
     least = simple_bound(instance)
-    m.makespan = pyo.Var(bounds=(least, None))
+    m.makespan = pyo.Var(bounds=(1.0, None))
     m.objective = pyo.Objective(expr=m.makespan)
     m.placed = pyo.ConstraintList()
     m.no_longer = pyo.ConstraintList()
     for k, group in enumerate(instance.classes):
         own = [(i, j) for i, modes in enumerate(group.modes) for j in range(len(modes))]
         m.placed.add(pyo.quicksum(m.x[k, i, j] for i, j in own) == len(group.jobs))
-        ends = pyo.quicksum(_end(instance, k, i, j) * m.x[k, i, j] for i, j in own)
+        ends = pyo.quicksum(earliest_end(instance, k, i, j) / least * m.x[k, i, j] for i, j in own)
         m.no_longer.add(ends <= len(group.jobs) * m.makespan)
     m.capacity = pyo.ConstraintList()
     for i, kind in enumerate(instance.types):
         for since in (0.0, *instance.releases):
-            keys = [key for key in m.modes if key[1] == i and instance.classes[key[0]].release >= since]
+            keys = [key for key in m.modes if key[1] == i and earliest_end(instance, *key) > since]
             widths = {instance.classes[k].modes[i][j].devices / kind.devices for k, _, j in keys}
             for u in dual_feasible.family(widths):
                 terms = []
                 for k, _, j in keys:
                     mode = instance.classes[k].modes[i][j]
                     if (share := u(mode.devices / kind.devices)) > 0:
-                        terms.append(share * mode.seconds * m.x[k, i, j])
+                        seconds = min(mode.seconds, earliest_end(instance, k, i, j) - since)
+                        terms.append(share * seconds / least * m.x[k, i, j])
                 if terms:
                     # Both descriptions of what is busy give a valid row; the one that says more is tighter.
                     busy = max(sum(u(width) * at for width, at in jobs) for jobs in kind.busy(least, since))
-                    m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * (m.makespan - since - busy))
+                    room = m.makespan - (since + busy) / least
+                    m.capacity.add(pyo.quicksum(terms) <= len(kind.nodes) * room)
     return m
 
 
-def _end(instance: Instance, k: int, i: int, j: int) -> float:
+def earliest_end(instance: Instance, k: int, i: int, j: int) -> float:
     """The first moment at which a job of class k may end in its mode j on nodes of type i."""
     mode = instance.classes[k].modes[i][j]
     return max(instance.classes[k].release, instance.types[i].free[mode.devices - 1]) + mode.seconds
@@ -81,4 +86,5 @@ def bound(instance: Instance, clock: Clock, *, relaxed: bool) -> float:
     :param relaxed: of the linear relaxation only, which takes milliseconds.
     """
     outcome = highs.Solver(model(instance)).solve(clock, relaxed=relaxed)
-    return max(simple_bound(instance), outcome.bound)
+    least = simple_bound(instance)
+    return max(least, outcome.bound * least)
