@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training import functions
+from saturn_airflow.training import functions, rng
 from saturn_airflow.training.functions import Put, ValuePlace, cannot
 from saturn_airflow.training.model_attributes import seen
 from saturn_airflow.training.optim import own_classes, plain_values
@@ -105,11 +105,6 @@ class DataState:
 
         return back
 
-    def generators(self) -> list[torch.Generator]:
-        """Those of torch's that the objects hold or name."""
-        values = (place.value for place in self._places().values())
-        return [value for value in values if isinstance(value, torch.Generator)]
-
     @property
     def _root(self) -> str:
         return "dataset" if isinstance(self._loader, DataLoader) else ""
@@ -131,28 +126,38 @@ class DataState:
         return {path: summary(place.value) for path, place in self._places().items()}
 
     def _places(self) -> dict[str, ValuePlace]:
-        """All values that may be state, by where they are."""
-        found: dict[str, ValuePlace] = {}
-        visited: set[int] = set()
-        if isinstance(self._loader, DataLoader):
-            waiting = [(name, getattr(self._loader, name), cannot) for name in reversed(_ROOTS)]
-        else:
-            waiting = [("", self._loader, cannot)]
-        for _ in range(_MOST):
-            if not waiting:
-                break
-            path, value, put = waiting.pop()
-            if isinstance(value, _CODE) or not _is_immutable(value):
-                if id(value) in visited:
-                    continue
-                visited.add(id(value))
-            parts = list(_parts(value))
-            if isinstance(value, _CONTAINERS) or not (parts or isinstance(value, _CODE)):
-                found[path] = ValuePlace(value, put)
-            if own_classes.is_own(type(value).__module__):
-                parts.append(("[class]", type(value), cannot))
-            waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
-        return found
+        return _places(self._loader)
+
+
+def generators(loader: Any) -> list[Any]:
+    """Those of random numbers that the objects behind ``loader`` hold or name, but for the global ones."""
+    values = (place.value for place in _places(loader).values())
+    return [v for v in values if plain_values.generator_state(v) is not None and not rng.is_global(v)]
+
+
+def _places(loader: Any) -> dict[str, ValuePlace]:
+    """All values that may be state, by where they are."""
+    found: dict[str, ValuePlace] = {}
+    visited: set[int] = set()
+    if isinstance(loader, DataLoader):
+        waiting = [(name, getattr(loader, name), cannot) for name in reversed(_ROOTS)]
+    else:
+        waiting = [("", loader, cannot)]
+    for _ in range(_MOST):
+        if not waiting:
+            break
+        path, value, put = waiting.pop()
+        if isinstance(value, _CODE) or not _is_immutable(value):
+            if id(value) in visited:
+                continue
+            visited.add(id(value))
+        parts = list(_parts(value))
+        if isinstance(value, _CONTAINERS) or not (parts or isinstance(value, _CODE)):
+            found[path] = ValuePlace(value, put)
+        if own_classes.is_own(type(value).__module__):
+            parts.append(("[class]", type(value), cannot))
+        waiting += [(f"{path}{step}", part, place) for step, part, place in reversed(parts)]
+    return found
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
@@ -239,7 +244,7 @@ def summary(value: Any) -> Any:
     if isinstance(value, _CONTAINERS):
         some = itertools.islice(value, 0, None, 1 + len(value) // _READ)
         return type(value).__name__, len(value), list(map(_of_item, some))
-    return repr(seen(value, {}, 2))
+    return repr(seen(value, {}, 4))
 
 
 def _summary_of_tensor(value: torch.Tensor) -> Any:

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import data_state
 from saturn_airflow.training.batches import Data, KeepsNothing
-from saturn_airflow.training.data_state import DataState
 from saturn_airflow.training.ranks import Ranks
 
 _WAY_OUT = "what a plain loop draws depends on whose turn it is; give each a generator of its own"
@@ -55,7 +55,7 @@ def refuse_drawn_by(data: Data, generators: Collection[torch.Generator]) -> None
     :raises JobError: where it does.
     """
     loader = getattr(data, "loader", None)
-    kept = [] if isinstance(data, KeepsNothing) else DataState(loader).generators()
+    kept = [] if isinstance(data, KeepsNothing) else data_state.generators(loader)
     own = {id(generator) for generator in [*_generators(loader), *kept]}
     if any(id(generator) in own for generator in generators):
         raise JobError(f"load_dataloader and what is trained draw by one generator: {_WAY_OUT}")

@@ -57,6 +57,17 @@ class Layout:
                 return _length(part, place, path)
         raise JobError("a batch holds no tensor, so Saturn can't tell how many samples it has")
 
+    def left_of(self, data: Any, most: int) -> int:
+        """The samples in a batch that was made of ``most``: fewer where those who made it left some out."""
+        found = set()
+        for path, part in parts(data):
+            place = self.places.get(path)
+            if isinstance(place, int) and _is_array(part) and part.ndim > place:
+                found.add(int(part.shape[place]))
+            elif place == ITEMS and isinstance(part, list | tuple):
+                found.add(len(part))
+        return found.pop() if len(found) == 1 and 0 < min(found) < most else most
+
     def take(self, data: Any, samples: int, rows: range) -> MicroBatch:
         """The samples ``rows`` of a batch of ``samples``; a stand-in where there are none.
 

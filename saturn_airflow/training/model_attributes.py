@@ -404,7 +404,7 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         frame = value.gi_frame
         return frame and (frame.f_lasti, seen(dict(frame.f_locals), memo, deep - 1))
     if isinstance(value, Iterator):
-        return operator.length_hint(value, -1), seen(_reduced(value), memo, deep - 1)
+        return operator.length_hint(value, -1), [seen(part, memo, deep - 1) for part in _reduced(value)]
     if isinstance(value, Mapping):
         parts = [(str(key), part) for key, part in itertools.islice(value.items(), _LOOKED_AT)]
     elif isinstance(value, list | tuple | deque):
@@ -415,9 +415,10 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
     return [length, *((key, seen(part, memo, deep - 1)) for key, part in parts)]
 
 
-def _reduced(value: Any) -> Any:
-    """What an iterator of Python's own tells of where it stands."""
+def _reduced(value: Any) -> list[Any]:
+    """What an iterator of Python's own goes through, such as others, and where it stands."""
     try:
-        return value.__reduce__()[1:]
+        _, through, *state = value.__reduce__()
     except Exception:
-        return None
+        return []
+    return [*through, *(part for of in state for part in (of if isinstance(of, tuple) else (of,)))]

@@ -29,6 +29,12 @@ def generator(*position: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(_number(position))
 
 
+def is_global(generator: object) -> bool:
+    """Whether a generator is one that :func:`seed` seeds."""
+    own = getattr(random.random, "__self__", None), np.random.mtrand._rand, torch.default_generator
+    return any(generator is one for one in own)
+
+
 def _number(position: tuple[int | str, ...]) -> int:
     digest = hashlib.blake2b(repr(position).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
-from saturn_airflow.training import rng
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training import data_state, rng
 
 
 class Keys:
@@ -28,6 +29,8 @@ class SeededSamples(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._own = data_state.generators(dataset)
+        self._as_given = self._own_states()
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
@@ -35,10 +38,25 @@ class SeededSamples(Dataset[Any]):
         return self._dataset[index]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
+        """The samples of ``keys``, each an epoch and an index.
+
+        :raises JobError: when one draws by a generator of the dataset's own.
+        """
         samples = [self[key] for key in keys]
+        if self._own_states() != self._as_given:
+            raise JobError(
+                "the dataset draws some samples, but not the ones that were tried, by a random generator of "
+                "its own: a job that is resumed, and each device, would draw others. Draw by the global "
+                "generators of torch, numpy or random, which are seeded for each sample; or give the dataset "
+                "a method set_epoch(epoch), and it is run through in order"
+            )
         # What is drawn when they are collated, such as masks, follows from which samples they are.
         rng.seed(self._seed, "collate", *itertools.chain.from_iterable(keys))
         return samples
+
+    def _own_states(self) -> list[str]:
+        """The states of the dataset's own generators, to be compared."""
+        return [data_state.summary(generator) for generator in self._own]
 
 
 class WorkerInit:

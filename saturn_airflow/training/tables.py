@@ -84,14 +84,14 @@ class Table(KeepsNothing):
 
         for position in self._positions(start, limit):
             samples = len(self._batches[position.batch])
-            shares = cut.of(samples)
             whole = functools.partial(self._uncut, position)
             if self._by_sample:
-                micro_batches = [MicroBatch(fetched(), len(rows)) for rows in shares]
+                micro_batches = [MicroBatch(fetched(), len(rows)) for rows in cut.of(samples)]
             else:
                 data = fetched()
                 whole = functools.partial(identity, data)
-                micro_batches = [self.layout.take(data, samples, rows) for rows in shares]
+                samples = self.layout.left_of(data, samples)
+                micro_batches = [self.layout.take(data, samples, rows) for rows in cut.of(samples)]
             ends_epoch = position.batch == len(self._batches) - 1
             yield GlobalBatch(position, samples, micro_batches, ends_epoch, whole)
 
@@ -101,7 +101,7 @@ class Table(KeepsNothing):
         if self._batch_dim is None:
             with contextlib.suppress(Exception):  # what can't be collated with its like is looked at instead
                 return layouts.of_collated(collate, self._aside[0, 0])
-        return layouts.of_batch(self.first().data, self._batch_dim)
+        return layouts.of_batch(self._uncut(Position()), self._batch_dim)
 
     def kept(self, position: Position) -> Any:
         return None if self._given is None else self._given.kept()
@@ -116,7 +116,8 @@ class Table(KeepsNothing):
         return DataState(self.loader).changed
 
     def first(self) -> MicroBatch:
-        return MicroBatch(self._uncut(Position()), len(self._batches[0]))
+        data = self._uncut(Position())
+        return MicroBatch(data, self.layout.left_of(data, len(self._batches[0])))
 
     def _uncut(self, position: Position) -> Any:
         (keys,) = self._keys(position, Cut(), 1)
@@ -163,6 +164,16 @@ class Table(KeepsNothing):
                 yield [(epoch, index) for index in order[chosen].tolist()]
 
     def _order(self, epoch: int) -> Numbers:
+        """The indices of all samples in ``epoch``.
+
+        :raises JobError: where there are more or fewer than at first.
+        """
+        if (size := len(self.loader.dataset)) != self._size:  # type: ignore[arg-type]
+            raise JobError(
+                f"the dataset has {size} samples when epoch {epoch} begins, and had {self._size} at first: a "
+                "job that is resumed would have others than one that was not stopped. Let a method "
+                "set_epoch(epoch) of the dataset say how many it has, or leave them as they are"
+            )
         if self._given is not None:
             return self._given.of(epoch)
         return order(self._size, self._seed, epoch).numpy() if self._shuffled else np.arange(self._size)

@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 
 from saturn_airflow.model import references
+from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training.batches import Cut, Data, Position
 from saturn_airflow.training.data_state import DataState
@@ -168,6 +169,35 @@ class WithIterator(IterableDataset[Any]):
         return iter([torch.tensor(next(self.numbers)) for _ in range(SIZE)])
 
 
+class WithCycle(Rows):
+    """Adds what comes next of a few numbers that it goes round."""
+
+    def __init__(self, inner: Callable[[Any], Any]) -> None:
+        self.noise = inner(itertools.cycle([0.25, 0.5, 0.125, 0.75]))
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + next(self.noise)
+
+
+class DrawsLate(Draws):
+    """Draws for one sample alone."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) if index == 4 else Rows.__getitem__(self, index)
+
+
+class GrowsByItself(Rows):
+    size = SIZE
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            self.size = SIZE + 1
+        return super().__getitem__(index)
+
+
 class Longer(IterableDataset[Any]):
     """Says that it is shorter than it is."""
 
@@ -270,6 +300,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "files as tuples": lambda: DataLoader(files(as_tuples=True), BATCH),
     "files in a chain": lambda: DataLoader(ChainDataset([files(), files()]), BATCH),
     "an iterator": lambda: DataLoader(WithIterator(), BATCH),
+    "an endless cycle": lambda: DataLoader(WithCycle(iter), BATCH),
+    "a cycle within": lambda: DataLoader(WithCycle(lambda noise: map(abs, noise)), BATCH),
     "longer than it says": lambda: DataLoader(Longer(), BATCH),
     "draws, of the module": lambda: fresh(DrawsOfModule()),
     "draws, of the module, by batches": lambda: fresh(Rows(), collate_fn=mixed),
@@ -334,7 +366,8 @@ def test_what_is_run_through_is_put_back(name: str) -> None:
     with state.put_back() as is_back:
         list(own)
     # A counter that was the class's is the object's own by then.
-    assert is_back() == (name not in ("an iterator", "counts calls"))
+    lost = ("an iterator", "an endless cycle", "a cycle within", "counts calls")
+    assert is_back() == (name not in lost)
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -369,6 +402,49 @@ def test_samples_that_stand_alone_are_fetched_by_whom_they_are_for(
 ) -> None:
     monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(own, BATCH, shuffle=True))
     assert isinstance(loaded("this"), Table)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_is_drawn_otherwise_than_the_ones_that_were_tried_is_refused(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DrawsLate(np.random.default_rng(3))
+    monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(own, BATCH, num_workers=workers))
+    with pytest.raises(JobError, match="not the ones that were tried, by a random generator of its own"):
+        taken(loaded("this"), Position())
+
+
+@pytest.mark.parametrize("generator", [random.random.__self__, np.random.mtrand._rand])  # type: ignore
+def test_who_holds_a_global_generator_draws_by_no_other(
+    generator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(DrawsLate(generator), BATCH))
+    data = loaded("this")
+    assert isinstance(data, Table)
+    assert len(taken(data, Position())) == EPOCHS * 3
+
+
+def test_data_that_become_more_as_they_are_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(GrowsByItself(), BATCH))
+    with pytest.raises(JobError, match="has 8 samples when epoch 1 begins, and had 7 at first"):
+        taken(loaded("this"), Position())
+
+
+def without_threes(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([row for row in rows if row % 3 or len(rows) == 1])
+
+
+def test_samples_that_are_left_out_of_a_batch_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOADERS, "this", lambda: DataLoader(Rows(), BATCH, collate_fn=without_threes))
+    data = loaded("this")
+    assert isinstance(data, Table)
+    found = [next(data.batches(Position(), Cut(2, share, 2), 1)) for share in (0, 1)]
+    assert [batch.samples for batch in found] == [2, 2]
+    assert [[part.samples for part in batch.micro_batches] for batch in found] == [[1, 1], [0, 0]]
+    assert [part.data.tolist() for part in found[0].micro_batches] == [[1.0], [2.0]]
+    assert data.first().samples == 2
+    whole = itertools.islice(data.batches(Position(), Cut()), 3)
+    assert [batch.samples for batch in whole] == [2, 2, 1]
 
 
 SHOP = """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saturn_airflow.model.jobs import HParams
 from saturn_airflow.parallelism.parallel import Kernels, Parallel, multiply
 from saturn_airflow.training.optim.optimizers import make_optimizer, parameter_groups, take_step
+from saturn_airflow.training.optim.own_state import OwnState
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -24,6 +28,37 @@ def _optimizer(model: nn.Module, **hparams: Any) -> torch.optim.Optimizer:
     chosen = HParams(optimizer="torch.optim:SGD", **hparams)
     alone = Ranks(rank=0, size=1, device=torch.device("cpu"))
     return make_optimizer(chosen, parameter_groups(chosen, model), Parallel(model, alone))
+
+
+class Noisy(torch.optim.SGD):
+    """Draws by a generator of its own, which something else holds, too."""
+
+    def __init__(self, params: Any, rng: Any) -> None:
+        super().__init__(params)
+        self.rng = rng
+        self.held = [rng]
+
+    def draw(self) -> float:
+        own: Any = self.held[0]
+        if isinstance(own, torch.Generator):
+            return torch.rand((), generator=own).item()
+        return float(own.random() if hasattr(own, "random") else own.random_sample())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [random.Random, np.random.default_rng, np.random.RandomState, lambda n: torch.Generator().manual_seed(n)],
+    ids=["python", "numpy", "numpy's old", "torch"],
+)
+def test_a_generator_that_an_optimizer_has_goes_on_where_it_stood(make: Callable[[int], Any]) -> None:
+    model = nn.Linear(1, 1)
+    one = Noisy(model.parameters(), make(3))
+    state = OwnState(one)
+    one.draw()
+    kept = json.loads(json.dumps(state.values()))
+    other = Noisy(model.parameters(), make(3))
+    OwnState(other).set(kept)
+    assert [one.draw(), one.draw()] == [other.draw(), other.draw()]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

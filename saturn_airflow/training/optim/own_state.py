@@ -55,7 +55,8 @@ class OwnState:
         """Continue with what :meth:`values` told."""
         for name, value in values.items():
             self._refuse_parts(name, plain_values.decode(value))
-            setattr(self._optimizer, name, plain_values.decode(value))
+            there = vars(self._optimizer).get(name)
+            setattr(self._optimizer, name, plain_values.restored(there, value))
 
     def _now(self) -> dict[str, Any]:
         own = vars(self._optimizer).items()
@@ -103,8 +104,8 @@ def seen(value: Any, memo: dict[int, Any]) -> Any:
     memo[id(value)] = value
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= _LARGEST else (id(value), value._version)
-    if isinstance(value, torch.Generator):
-        return value.get_state()
+    if plain_values.generator_state(value) is not None:
+        return plain_values.encode(value, "it")
     if isinstance(value, Mapping):
         return {id(k) if isinstance(k, torch.Tensor) else k: seen(v, memo) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -134,4 +135,6 @@ def _is_small(value: Any) -> bool:
         return all(map(_is_small, value))
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.numel() <= _LARGEST
+    if plain_values.generator_state(value) is not None:
+        return True
     return value is None or isinstance(value, bool | int | float | str)
