@@ -14,7 +14,9 @@ from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.status import Status
 
 #: What a run's supervisor says, and nobody else.
-SUPERVISORS = frozenset({"format", "waiting", "leased", "launched", "restarting", "gave_way", "end"})
+SUPERVISORS = frozenset(
+    {"format", "waiting", "leased", "launched", "restarting", "refused", "gave_way", "end"}
+)
 
 _Check = Callable[[Any], bool]
 _MOST_WHOLE = 2**53
@@ -68,6 +70,7 @@ _NEEDED: dict[str, dict[str, _Check]] = {
     "waiting": {"for": _are_texts},
     "leased": {"devices": _is_list},
     "restarting": {"reason": _is_text},
+    "refused": {"technique": _is_text, "devices": _is_whole, "reason": _is_text, "status": _is_status},
     "start": {"step": _is_whole},
     "step": {"step": _is_whole, "epoch": _is_whole, "loss": _is_float, "seconds": _is_float},
     "eval": {"step": _is_whole, "epoch": _is_whole},
@@ -85,6 +88,12 @@ _OPTIONAL: dict[str, dict[str, _Check]] = {
     "step": {"lr": _is_float, "samples_per_second": _is_float, "eta_seconds": _is_float},
     "eval": {"eval_loss": _is_float, "metrics": _are_numbers},
     "leased": {"technique": _is_text},
+    "refused": {
+        "parameters": _is_mapping,
+        "version": _is_text,
+        "step": _is_whole,
+        "seconds": _is_float,
+    },
     "gave_way": {"seconds": _is_float},
     "logged": {
         "metrics": _are_logged,

@@ -19,6 +19,7 @@ from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.errors import SaturnError
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
 from saturn_airflow.model.status import Status
 from saturn_airflow.sharing.at_a_node import as_seen, trained
@@ -162,6 +163,7 @@ class TurnsOfRun:
 
     :param node: the names of the node's devices, by number.
     :param on_lost: called once in a turn where another run gets its devices, too, with that as a sentence.
+    :ivar trains: whether the run trains a job.
     :ivar sharing: what it takes to take turns; None for what does not.
     :ivar spec: what the run does in this turn.
     """
@@ -173,14 +175,15 @@ class TurnsOfRun:
         self._on_lost = on_lost
         self.sharing = None if spec.claim is None else _sharing(spec, spec.claim, node)
         self._node = node
-        self._is_trial = spec.mode == "trial"
+        self._is_trial, self.trains = spec.mode == "trial", spec.mode == "train"
         self._stay: GivingWay | None = None
         self._kept: KeptLease | None = None
         self._is_lost = False
         self._expected_seconds = 0.0
         self._is_as_planned = True
-        self._planned = spec.technique, spec.devices
-        self._refused: dict[tuple[str, int], Failure] = {}
+        self._refused = set[tuple[str, int]]()
+        #: The last under this strategy.
+        self._last_step: Mapping[str, Any] = {}
         #: Seconds that it took to leave the last turn, where it gave way.
         self.left_in: float | None = None
         #: The numbers of the devices it holds; its ranks run on the first ``spec.devices``, in this order.
@@ -216,19 +219,32 @@ class TurnsOfRun:
         names = [self._node[number] for number in devices]
         return {"names": names, "devices": devices, "technique": self.spec.technique}
 
-    def goes_on_after(self, refusal: Failure) -> list[dict[str, Any]]:
+    def goes_on_after(self, failure: Failure, tell: Callable[[dict[str, Any]], object]) -> bool:
         """Take the fastest other strategy for the devices that it holds, where training found that the one
         it runs under can't train this job as one device does, or not at all; where its devices' memory ran
         out, the fastest of those that were seen to take less.
 
-        :returns: events that tell of it; none where there is no other, or that is not what training found.
+        :param tell: called with events that tell of it.
+        :returns: whether it goes on; not where there is no other, or that is not what training found.
         """
         # Who is ended for the machine's memory has no traceback.
-        out_of_memory = refusal.status == Status.OUT_OF_MEMORY and bool(refusal.traceback)
-        if not out_of_memory and refusal.status not in _REFUSED:
-            return []
+        out_of_memory = failure.status == Status.OUT_OF_MEMORY and bool(failure.traceback)
+        if not self.trains or (not out_of_memory and failure.status not in _REFUSED):
+            return False
         spec = self.spec
-        self._refused[spec.technique, spec.devices] = refusal
+        self._refused.add((spec.technique, spec.devices))
+        refusal = RefusedStrategy(
+            technique=spec.technique,
+            devices=spec.devices,
+            reason=failure.reason,
+            status=failure.status,
+            parameters=spec.parameters,
+            version=self._version,
+            step=self._last_step.get("step"),
+            seconds=self._last_step.get("seconds"),
+        )
+        if not out_of_memory:  # what that trained counts
+            tell({"event": "refused", **refusal.to_dict()})
         others = [
             s
             for s in spec.strategies
@@ -239,9 +255,9 @@ class TurnsOfRun:
             too_much = peaks.get((spec.technique, spec.devices), 0)
             others = [s for s in others if 0 < s.peak_device_bytes < too_much]
         if not others:
-            return []
+            return False
         other = min(others, key=lambda s: s.seconds)
-        self._is_as_planned = False
+        self._is_as_planned, self._last_step = False, {}
         self.spec = replace(
             spec,
             technique=other.technique,
@@ -252,13 +268,23 @@ class TurnsOfRun:
         )
         what = "ran out of memory" if out_of_memory else "is refused"
         message = (
-            f"{spec.technique} x {spec.devices} {what} ({refusal.reason}): training goes on under "
+            f"{spec.technique} x {spec.devices} {what} ({failure.reason}): training goes on under "
             f"{other.technique} x {other.devices}"
         )
-        return [{"event": "warning", "message": message}, {"event": "leased", **self.under}]
+        tell({"event": "warning", "message": message})
+        tell({"event": "leased", **self.under})
+        return True
+
+    @property
+    def _version(self) -> str:
+        spec = self.spec
+        under = spec.technique, spec.devices
+        return next((s.version for s in spec.strategies if (s.technique, s.devices) == under), "1")
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says."""
+        if event["event"] == "step":
+            self._last_step = event
         if self._stay is not None:
             self._stay.note(event)
 
@@ -306,14 +332,11 @@ class TurnsOfRun:
         return stay.leaves
 
     def result(self) -> dict[str, Any]:
-        """Under what it ran last, where that was not as planned, and what all its turns were to take; and why
-        the guard refused what was planned."""
+        """Under what it ran last, where that was not as planned, and what all its turns were to take."""
         if self._is_as_planned:
             return {}
-        spec, refusal = self.spec, self._refused.get(self._planned)
-        found: dict[str, Any] = {"planned_seconds": self._expected_seconds} if self._expected_seconds else {}
-        if refusal is not None and refusal.status == Status.CHANGES_RESULT:
-            found["refused"] = refusal.reason
+        spec, expected = self.spec, self._expected_seconds
+        found = {"planned_seconds": expected} if expected else {}
         return {
             "technique": spec.technique,
             "devices": spec.devices,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import event_file
 from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.runs import Run, all_of
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 
 #: How long a GPU may fail before that counts against the jobs that meet it.
@@ -78,22 +79,41 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
 
 
 def result_of(folder: str | Path, end: Event) -> dict[str, Any]:
-    """What a job's training said at its ``end``; and as ``mixed``, where one of its runs said so, why its
-    result may be that of no one code, or no one data.
+    """What a job's training said at its ``end``, and all its runs besides.
+
+    That is, as ``mixed``, why its result may be that of no one code, or no one data; and as ``refusals`` the
+    strategies that the guard refused meanwhile.
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     """
-    warnings = [w for run in all_of(folder) for w in event_file.every(run.folder, "warning")]
-    why = dict.fromkeys(warning["message"] for warning in warnings if warning.get("mixed"))
-    return {**(end.get("result") or {}), **({"mixed": "; ".join(why)} if why else {})}
+    found, every = dict(end.get("result") or {}), all_of(folder)
+    warnings = [w for run in every for w in event_file.every(run.folder, "warning")]
+    if why := dict.fromkeys(warning["message"] for warning in warnings if warning.get("mixed")):
+        found["mixed"] = "; ".join(why)
+    if refusals := refusals_of(every):
+        found["refusals"] = [refusal.to_dict() for refusal in refusals]
+    return found
+
+
+def refusals_of(every: Iterable[Run]) -> list[RefusedStrategy]:
+    """The strategies that runs were refused, the last refusal of each."""
+    events = [event for run in every for event in event_file.every(run.folder, "refused")]
+    found = map(RefusedStrategy.from_dict, events)
+    return list({(refusal.technique, refusal.devices): refusal for refusal in found}.values())
 
 
 def last_checkpoint(folder: str | Path) -> Event | None:
-    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote.
+    """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote; of those that a
+    refused strategy wrote, which are set aside, of the last that is still there.
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     """
-    saved = None
-    for run in all_of(folder):
-        saved = next((e for e in reversed(run.so_far()) if e["event"] == "checkpoint"), saved)
-    return saved
+    refused = False
+    for run in reversed(all_of(folder)):
+        kinds = ("checkpoint", "refused")
+        events = [event for kind in kinds for event in event_file.every(run.folder, kind)]
+        for event in sorted(events, key=lambda e: float(e["time"]), reverse=True):
+            refused = refused or event["event"] == "refused"
+            if event["event"] == "checkpoint" and not (refused and not Path(event["path"]).exists()):
+                return event
+    return None

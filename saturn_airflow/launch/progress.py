@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import past_runs, runs
 from saturn_airflow.launch.runs import Run
 from saturn_airflow.model import metrics
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 
 #: The first batches after a launch are slow.
@@ -46,6 +47,7 @@ class Progress:
     :param speeds: by strategy, the last of each.
     :param history: by metric (``eval_loss``, ``epoch_loss``, the job's own), its value by epochs trained.
     :param checkpoint_seconds: the longest that writing one took.
+    :param refusals: of strategies it was to be trained under; what these trained counts for nothing.
     """
 
     steps: int = 0
@@ -57,6 +59,7 @@ class Progress:
     speeds: tuple[Speed, ...] = ()
     history: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     checkpoint_seconds: float = 0.0
+    refusals: tuple[RefusedStrategy, ...] = ()
 
     @property
     def share(self) -> float:
@@ -70,7 +73,8 @@ def of(folder: str | Path) -> Progress:
     speeds: dict[tuple[str, int, str], Speed] = {}
     losses: dict[int, dict[int, float]] = {}
     history: dict[str, dict[float, float]] = {}
-    for run in runs.all_of(folder):
+    goes_back, every = False, runs.all_of(folder)
+    for run in every:
         spec, training = run.spec, False
         took: list[float] = []
         end, strategy = run.end, (spec.technique, spec.devices)
@@ -85,6 +89,11 @@ def of(folder: str | Path) -> Progress:
                     training = False
                 case "start":
                     total, per_epoch = event.get("total_batches"), event.get("batches_per_epoch")
+                    if goes_back:
+                        steps, goes_back = min(steps, event["step"]), False
+                        _forget(losses, history, steps, per_epoch)
+                case "refused":
+                    goes_back = goes_back or event.get("step") is not None
                 case "step":
                     steps = max(steps, event["step"])
                     took.append(event["seconds"])
@@ -114,4 +123,20 @@ def of(folder: str | Path) -> Progress:
         tuple(speeds.values()),
         {metric: values for metric, values in history.items() if values},
         slowest,
+        tuple(past_runs.refusals_of(every)),
     )
+
+
+def _forget(
+    losses: dict[int, dict[int, float]],
+    history: dict[str, dict[float, float]],
+    steps: int,
+    per_epoch: int | None,
+) -> None:
+    """Forget what was told of later steps than these."""
+    for by_step in losses.values():
+        for step in [step for step in by_step if step > steps]:
+            del by_step[step]
+    for values in history.values():
+        for epochs in [epochs for epochs in values if not per_epoch or epochs * per_epoch > steps]:
+            del values[epochs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch.failures import Failure
@@ -23,24 +24,31 @@ class Restarts:
     def __init__(self) -> None:
         self._since_checkpoint = 0
         self._first_step: int | None = None
-        self._saved_step: int | None = None
+        self._saved: list[tuple[int, str]] = []
         self._furthest = -1
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says: a checkpoint of a further step is progress."""
         if event["event"] == "checkpoint":
-            self._saved_step = event.get("step")
+            step = event.get("step")
+            if step is not None:
+                self._saved.append((step, event.get("path", "")))
             # One that is written once more, since the one before was damaged, is none.
-            if self._saved_step is None or self._saved_step > self._furthest:
-                self._since_checkpoint, self._furthest = 0, self._saved_step or self._furthest
-        elif event["event"] == "start" and self._first_step is None:
-            self._first_step = event.get("step")
+            if step is None or step > self._furthest:
+                self._since_checkpoint, self._furthest = 0, step or self._furthest
+        elif event["event"] == "start" and event.get("step") is not None:
+            if self._first_step is None:
+                self._first_step = event["step"]
+            self._saved.append((event["step"], event.get("checkpoint") or ""))
+        elif event["event"] == "refused":  # what it saved since it was last compared is set aside
+            self._saved = [(step, path) for step, path in self._saved if not path or Path(path).exists()]
 
     def batches_left(self, batch_count: int | None) -> int | None:
         """Of the batches that the run is to train for, those that no checkpoint has yet."""
-        if batch_count is None or self._first_step is None or self._saved_step is None:
+        if batch_count is None or self._first_step is None:
             return batch_count
-        return max(0, batch_count - (self._saved_step - self._first_step))
+        saved_step = self._saved[-1][0] if self._saved else 0
+        return max(0, batch_count - (saved_step - self._first_step))
 
     def allow(self, failure: Failure) -> bool:
         """Whether to start again after ``failure``; counts it."""

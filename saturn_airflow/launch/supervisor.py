@@ -254,8 +254,7 @@ class Supervisor:
     def _with_restarts(self, turn: TurnsOfRun, device_ids: list[int], keep_open: list[int]) -> dict[str, Any]:
         """Call the technique; again, where a process of training is killed; another, where it is refused."""
         leased_at = time.monotonic()
-        share = turn.spec.devices / turn.spec.slots
-        self._memory = Watch(descendants.others, self._spec.host_memory, share)
+        self._memory = Watch(descendants.others, self._spec.host_memory, turn.spec.devices / turn.spec.slots)
         if self._spec.most_seconds is not None:
             self._time_is_up = leased_at + self._spec.most_seconds - self._had_seconds
         deadline = leased_at + self._spec.trial_seconds
@@ -277,13 +276,14 @@ class Supervisor:
             except RanksFailedError as error:
                 if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
                     self._tell_of_others(self._memory.modest)
-                trains = self._spec.mode == "train" and not self._poll()
-                told = turn.goes_on_after(error.failure) if trains else None
-                if not trains or not (told or restarts.allow(error.failure)):
+                other = turn.goes_on_after(error.failure, tell)
+                if (stops := self._poll()) and other:  # the next run goes on under the other
+                    return {"status": Status.STOPPED}
+                if stops or not (other or (turn.trains and restarts.allow(error.failure))):
                     raise RanksFailedError(restarts.explain(error.failure)) from None
                 descendants.end()
-                for event in told or [{"event": "restarting", "reason": error.failure.reason}]:
-                    self.emit(event)
+                if not other:
+                    self.emit({"event": "restarting", "reason": error.failure.reason})
 
     def _call_technique(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 from saturn_airflow.model import formats
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.metrics import LOSSES
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 
 OUTCOME = "an outcome"
@@ -88,7 +89,7 @@ class Outcome:
     :param model: the folder of the exported model.
     :param verdict: what the guard said of the strategy.
     :param own_code: of which code, by :func:`~saturn_airflow.model.guards.own_code`.
-    :param refused: why the guard refused the planned strategy, where the job was trained under another.
+    :param refusals: of strategies that it was to be trained under.
     :param mixed: why its result may be that of no one code, or no one data; None where nothing was edited.
     :param more: what else training said.
     """
@@ -111,7 +112,7 @@ class Outcome:
     model: str | None = None
     verdict: str | None = None
     own_code: str | None = None
-    refused: str | None = None
+    refusals: tuple[RefusedStrategy, ...] = ()
     mixed: str | None = None
     run_id: str | None = None
     model_uri: str | None = None
@@ -167,6 +168,10 @@ class Outcome:
         for fields in (*parts, own):
             found.update(fields)
         found["status"] = str(self.status)
+        if self.refusals:
+            found["refusals"] = [refusal.to_dict() for refusal in self.refusals]
+        else:
+            found.pop("refusals", None)
         if "device_ids" in found:
             found["device_ids"] = list(found["device_ids"])
         return {**formats.stamp(OUTCOME), **found}
@@ -177,6 +182,7 @@ class Outcome:
         parts: dict[str, Any] = {name: _part(part, data) for name, part in _PART_CLASSES.items()}
         own = {key: value for key, value in formats.known_fields(cls, data).items() if key not in _PARTS}
         own |= {"status": Status(data["status"]), "metrics": dict(data.get("metrics") or {})}
+        own["refusals"] = tuple(map(RefusedStrategy.from_dict, data.get("refusals") or ()))
         more = {key: value for key, value in data.items() if key not in _KNOWN}
         return cls(**own, **parts, more=more)
 

@@ -94,24 +94,29 @@ def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()
 
 
 def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry]) -> list[Estimate]:
-    """The estimates that were planned with, for what the guard then refused: the next plan is to know."""
-    return [
-        Estimate(
+    """What the guard refused where jobs were to train: the next plan is to know. One for each strategy."""
+    found: dict[tuple[Key, str], Estimate] = {}
+    for o, refusal in [(outcome, refusal) for outcome in outcomes for refusal in outcome.refusals]:
+        if refusal.status != Status.CHANGES_RESULT or (entry := planned.get(o.job)) is None:
+            continue
+        as_planned = (refusal.technique, refusal.devices) == (entry.technique, entry.devices)
+        seconds = entry.seconds_per_batch if as_planned else refusal.seconds
+        if not seconds or not _is_of_code_now(entry, o.own_code):
+            continue
+        one = Estimate(
             fingerprint=entry.fingerprint,
-            technique=entry.technique,
-            devices=entry.devices,
+            technique=refusal.technique,
+            devices=refusal.devices,
             kind=entry.kind,
-            version=entry.version,
-            parameters=entry.parameters,
-            setup_seconds=entry.setup_seconds,
-            seconds_per_batch=entry.seconds_per_batch,
-            verdicts={guards.mark(entry.job, entry.version): guards.refused(reason)},
+            version=refusal.version,
+            parameters=refusal.parameters,
+            setup_seconds=entry.setup_seconds if as_planned else 0.0,
+            seconds_per_batch=seconds,
+            verdicts={guards.mark(entry.job, refusal.version): guards.refused(refusal.reason)},
         )
-        for o in outcomes
-        if (reason := o.reason if o.status == Status.CHANGES_RESULT else o.refused)
-        and (entry := planned.get(o.job))
-        and _is_of_code_now(entry, o.own_code)
-    ]
+        alike = one.key, json.dumps(dict(one.parameters), sort_keys=True)
+        found[alike] = found[alike].joined(one) if alike in found else one
+    return list(found.values())
 
 
 def _is_of_code_now(entry: PlanEntry, trained: str | None) -> bool:

@@ -193,7 +193,7 @@ class PlanOperator(KeptPlanOperator):
 
         :raises AirflowSkipException: when none of them has a plan, or this one is in reserve and not needed.
         """
-        from saturn_airflow.deciding.next_round import SweepState
+        from saturn_airflow.deciding import next_round, refused_strategies
 
         ti = context["ti"]
         before = ti.xcom_pull(task_ids=self.earlier[-1], key="attempt", map_indexes=-1)
@@ -205,9 +205,8 @@ class PlanOperator(KeptPlanOperator):
         plan, before, state = last
         listed = pull_from_trials(context, self.settings.trials_task, "jobs")
         problem, standing = Problem.from_dict(state["problem"]), standing_plans(ti, self.earlier)
-        outcomes = last_outcomes(ti, self.earlier, self.trained)
         self.hand_on(context, "unplanned", [])
-        return SweepState(
+        so_far = next_round.SweepState(
             settings=self.settings,
             number=self.number,
             problem=problem,
@@ -216,10 +215,11 @@ class PlanOperator(KeptPlanOperator):
             plan=plan,
             before=before,
             progress=progress_of(sweep, problem, standing),
-            statuses={job: outcome.status for job, outcome in outcomes.items()},
+            statuses={job: o.status for job, o in last_outcomes(ti, self.earlier, self.trained).items()},
             pruned=state["pruned"],
             standing=standing,
         )
+        return refused_strategies.without_refused(so_far)
 
     def _last_plan(self, context: Context) -> tuple[Plan, dict[str, PlanEntry], dict[str, Any]] | None:
         """The last plan that was made, the last entry of each job, and the state."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.printable import in_short
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.choosing import in_words
 
@@ -78,6 +79,13 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def told_refusals(outcome: Outcome) -> list[RefusedStrategy]:
+    """Those that the outcome's reason does not tell."""
+    planned, ended = outcome.planned, outcome.status == Status.CHANGES_RESULT
+    own = (planned.technique, planned.devices) if ended and planned else None
+    return [refusal for refusal in outcome.refusals if (refusal.technique, refusal.devices) != own]
+
+
 def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
     """The best job, and what became of those that did not finish."""
     lines = []
@@ -90,12 +98,7 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         what = f"version {version} @{registered['alias']}" if version else "nothing new"
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     lines += [f"{o.job}: {o.mixed}" for o in outcomes if o.mixed]
-    lines += [
-        f"{o.job}: trained under {o.planned.technique} x {o.planned.devices}, for what was planned is "
-        f"refused: {o.refused}"
-        for o in outcomes
-        if o.refused and o.planned
-    ]
+    lines += [f"{o.job}: {refusal.in_words}" for o in outcomes for refusal in told_refusals(o)]
     return lines + [
         f"{o.job} {o.reason}"
         if o.status == Status.FINISHED

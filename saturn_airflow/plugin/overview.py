@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.plugin.bars import Bar, Round, finite, read_rounds, report_of
 from saturn_airflow.plugin.queries import (
     ENDED,
@@ -149,8 +150,8 @@ def _promise_of(job: str, last: Round, origin: float) -> dict[str, float | None]
 
 def _remark(outcome: Mapping[str, Any]) -> str | None:
     """What is to be said of a job though it finished."""
-    if refused := outcome.get("refused"):
-        return f"what was planned is refused: {refused}"
+    if refusals := outcome.get("refusals"):
+        return "; ".join(RefusedStrategy.from_dict(refusal).in_words for refusal in refusals)
     mixed: str | None = outcome.get("mixed")
     return mixed
 

@@ -40,6 +40,8 @@ STATUSES: dict[str, str] = {
 }
 #: Milliseconds between two steps of which all metrics are recorded.
 _PAUSE_MS = 1000
+#: The name of records after which steps that were recorded already are trained otherwise, and recorded again.
+OTHERWISE = "otherwise"
 
 
 #: Tags that are not for a job's code to set: what the run is, and whose.
@@ -54,20 +56,27 @@ _RESERVED_TAGS = (
 
 
 class Recorder:
-    """Turns the events of one job into records, each step once however often training resumes.
+    """Turns the events of one job into records, each step once however often training resumes; again only
+    where it is trained otherwise than before: by other code, or since a strategy was refused.
 
     :param last_step: the last step that is recorded already; -1 for none.
     :param last_eval_step: the same for evaluations.
     :param logged: by where in the job's code metrics are logged, when in the training that was last recorded
         of them: the step, and their number in that step.
+    :param otherwise: whether what is trained next is trained otherwise than what is recorded.
     """
 
     def __init__(
-        self, last_step: int = -1, last_eval_step: int = -1, logged: Mapping[str, list[int]] | None = None
+        self,
+        last_step: int = -1,
+        last_eval_step: int = -1,
+        logged: Mapping[str, list[int]] | None = None,
+        otherwise: bool = False,
     ) -> None:
         self.last_step = last_step
         self._last_eval_step = last_eval_step
         self._logged = dict(logged or {})
+        self._otherwise = otherwise
         self._last_full = 0
         self._held_back: dict[str, Any] | None = None
 
@@ -83,12 +92,18 @@ class Recorder:
                 under = {"technique": event["technique"], "devices": len(event["devices"])}
                 return [{"kind": "params", "values": parameters.flat(under)}]
             case "start":
+                self._begin_after(int(event["step"]))
                 tags = {"saturn.resumed_from": event.get("step") or None}
             case "checkpoint":
                 tags = {"saturn.checkpoint_step": event.get("step")}
             case "warning":
                 message = event.get("message")
                 tags = {"saturn.warning": message, "saturn.mixed": message if event.get("mixed") else None}
+                if event.get("mixed"):
+                    return [self._from_here_otherwise(tags, now)]
+            case "refused" if event.get("step") is not None:
+                told = f"{event['technique']} x {event['devices']}: {event['reason']}"
+                return [self._from_here_otherwise({"saturn.refused": told}, now)]
             case "logged":
                 return self._logged_by_job(event)
             case "end":
@@ -98,12 +113,24 @@ class Recorder:
         values = parameters.tags(tags)
         return [{"kind": "tags", "values": values}] if values else []
 
+    def _from_here_otherwise(self, tags: Mapping[str, Any], now: int) -> dict[str, Any]:
+        self._otherwise = True
+        return {"kind": "tags", "name": OTHERWISE, "time": now, "values": parameters.tags(tags)}
+
+    def _begin_after(self, step: int) -> None:
+        """Training begins after ``step``, which may have been passed before."""
+        if self._otherwise:
+            self.last_step, self._last_eval_step = min(self.last_step, step), min(self._last_eval_step, step)
+            self._logged = {source: min(at, [step + 1]) for source, at in self._logged.items()}
+            self._otherwise = False
+
     def _step(self, event: Event, now: int) -> list[dict[str, Any]]:
         """The record of a step: all of it at most once a second, else its loss alone.
 
         What was left out of the last one is recorded with the training's end.
         """
         step = int(event["step"])
+        self._begin_after(step - 1)  # whoever recorded before may have heard that it began
         if step <= self.last_step:
             return []
         self.last_step = step

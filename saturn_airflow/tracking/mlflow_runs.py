@@ -19,7 +19,7 @@ from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.status import Status
 from saturn_airflow.tracking import job_table, machine, models, parameters, unique
-from saturn_airflow.tracking.events import STATUSES, Event, Recorder
+from saturn_airflow.tracking.events import OTHERWISE, STATUSES, Event, Recorder
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, now
 from saturn_airflow.tracking.sender import BackgroundSender, Sender
 from saturn_airflow.tracking.sending import send_patiently
@@ -250,7 +250,12 @@ class JobRun(_Run):
     ) -> None:
         super().__init__(uri, folder, description, said)
         step, evaluation, job = (self._outbox.last("metrics", name) or {} for name in ("step", "eval", "job"))
-        self._recorder = Recorder(step.get("step", -1), evaluation.get("step", -1), job.get("logged"))
+        changed = self._outbox.last("tags", OTHERWISE) or {}
+        otherwise = changed.get("time", -1) > step.get("time", -1)
+        self._recorder = Recorder(
+            step.get("step", -1), evaluation.get("step", -1), job.get("logged"), otherwise
+        )
+        self._has_steps = bool(step)
         self._background = BackgroundSender(self._sender)
         self._gpus: list[str] = []
         self._inputs: list[dict[str, Any]] = []
@@ -268,7 +273,8 @@ class JobRun(_Run):
         Takes microseconds, whatever MLflow does. Steps that are recorded already, as after a resume, are
         left out, and so are events of other kinds.
         """
-        self._recorder.last_step = max(self._recorder.last_step, self._sender.last_step)
+        if not self._has_steps:  # somebody may have removed what was recorded of them
+            self._recorder.last_step = max(self._recorder.last_step, self._sender.last_step)
         match event.get("event"):
             case "leased":
                 self._gpus = [name for name in event.get("names", ()) if str(name).startswith("GPU-")]
@@ -281,6 +287,7 @@ class JobRun(_Run):
                 self._leave_machine()
         if records := self._recorder.records(event):
             self._outbox.append(*records)
+            self._has_steps |= event["event"] == "step"
         if event.get("event") == "end" and event.get("traceback"):
             self.log_bytes(str(event["traceback"]).encode(), "traceback.txt")
 

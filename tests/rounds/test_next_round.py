@@ -15,11 +15,13 @@ import pytest
 from saturn_airflow import Cluster, HParams, Job, MedianStopping, Node, SuccessiveHalving
 from saturn_airflow.deciding import next_round
 from saturn_airflow.deciding.next_round import SweepState
+from saturn_airflow.deciding.refused_strategies import without_refused
 from saturn_airflow.launch.progress import Progress, Speed
 from saturn_airflow.launch.runs import Run, RunSpec
 from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
@@ -94,10 +96,11 @@ def at_boundary(stand: SweepState, progress: dict[str, Progress], **more: Any) -
     )
 
 
-def training(folder: Path, entry: PlanEntry, steps: int, **more: Any) -> Progress:
+def training(folder: Path, entry: PlanEntry, steps: int, technique: str = "single", **more: Any) -> Progress:
     """That of a job that trains where ``entry`` says."""
     place: dict[str, Any] = {"node": entry.node, "devices": entry.devices, "device_ids": entry.device_ids}
-    spec = RunSpec(job=entry.job, technique="single", folder="f", slots=1, priority=entry.priority, **place)
+    fields: dict[str, Any] = {"technique": technique, "slots": entry.devices, "priority": entry.priority}
+    spec = RunSpec(job=entry.job, folder="f", **fields, **place)
     path = folder / entry.name
     path.mkdir()
     (path / "spec.json").write_text(json.dumps(spec.to_dict()))
@@ -279,3 +282,27 @@ def test_nothing_of_airflow_is_needed() -> None:
         "assert not {'airflow', 'mlflow', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_later_rounds_plan_without_what_training_was_refused(tmp_path: Path) -> None:
+    """A job that fell back holds all that its first strategy had: it moves to what the other one needs."""
+    wide = [dataclasses.replace(e, technique="ddp", devices=2) for e in ESTIMATES.values()]
+    options = (Option("single", 1, {"cpu": 100.0}), Option("ddp", 2, {"cpu": 40.0}))
+    problem = Problem("p", (Node("a", 2, "cpu"),), tuple(PlannedJob(name, options) for name in JOBS))
+    estimates = by_key(*ESTIMATES.values(), *wide)
+    state = dataclasses.replace(beginning(), problem=problem, estimates=estimates)
+    state = at_boundary(state, {})
+    entries = state.before
+    assert {entry.technique for entry in entries.values()} == {"ddp"}
+    refusal = RefusedStrategy(technique="ddp", devices=2, reason="it differs")
+    one = training(tmp_path, entries["one"], 5, technique="ddp", refusals=(refusal,))
+    edited = {"two": dataclasses.replace(entries["two"], own_code="of the code before")}
+    progress = {**state.progress, "one": one, "two": Progress(refusals=(refusal,))}
+    found = without_refused(dataclasses.replace(state, progress=progress, before={**entries, **edited}))
+    left = {job.name: [option.technique for option in job.options] for job in found.problem.jobs}
+    assert left == {"one": ["single"], "two": ["single", "ddp"], "three": ["single", "ddp"]}
+    decided, later = planned(found)
+    assert decided.adoption.moved == ("one",)
+    assert {entry.technique for entry in later if entry.name == "one"} == {"single"}
+    alone = dataclasses.replace(problem, jobs=(PlannedJob("one", options[1:]),))
+    assert without_refused(dataclasses.replace(found, problem=alone)).problem == alone

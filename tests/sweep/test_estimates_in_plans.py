@@ -18,6 +18,7 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.outcomes import Outcome, TimeOnDevices
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import PlannedJob, Problem
+from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.actual_speeds import actual_speeds, drifted
 from saturn_airflow.operators.report_table import table
@@ -285,10 +286,16 @@ def test_what_trained_otherwise_than_planned_is_no_drift() -> None:
 
 def test_a_strategy_that_was_refused_in_training_is_known_to_the_next_plan() -> None:
     planned = dataclasses.replace(entry(), technique="ddp", devices=2)
-    for one in (outcome(refused="it differs"), outcome(status="changes_result", reason="it differs")):
-        known = {seen.key.technique: seen for seen in actual_speeds([one], [planned])}
-        assert known["ddp"].verdicts == {guards.mark(planned.job, "3"): "refused: it differs"}
-        assert ("single" in known) == (one.status == Status.FINISHED)
+    refusal = {"technique": "ddp", "devices": 2, "reason": "it differs", "status": "changes_result"}
+    refusal |= {"version": "3", "seconds": 0.7}
+    for fields in ({}, {"status": "changes_result", "reason": "it differs"}):
+        one = outcome(**fields, refusals=[refusal])
+        assert Outcome.from_dict(one.to_dict()) == one
+        for entries, seconds in (([planned], 0.5), ([entry()], 0.7)):  # a later round planned otherwise
+            known = {seen.key.technique: seen for seen in actual_speeds([one, one], entries)}
+            assert known["ddp"].verdicts == {guards.mark(planned.job, "3"): "refused: it differs"}
+            assert (known["ddp"].version, known["ddp"].seconds_per_batch) == ("3", seconds)
+            assert ("single" in known) == (one.status == Status.FINISHED)
         assert "it differs" in table({"best": None, "drifted": []}, [one])
 
 
@@ -310,7 +317,8 @@ def test_a_verdict_on_other_code_than_is_here_now_is_not_kept(
     one = dataclasses.replace(entry(), own_code=planned)
     exact = outcome(verdict="exact", own_code=trained)
     assert any(e.verdicts for e in actual_speeds([exact], [one])) == kept
-    refused = outcome(status="changes_result", reason="it differs", own_code=trained)
+    refusal = RefusedStrategy(technique="single", devices=1, reason="it differs").to_dict()
+    refused = outcome(status="changes_result", reason="it differs", own_code=trained, refusals=[refusal])
     assert any(e.verdicts for e in actual_speeds([refused], [one])) == kept
 
 

@@ -52,7 +52,9 @@ def ran(folder: Path, *said: dict[str, Any]) -> None:
     )
     (path / "spec.json").write_text(json.dumps(spec.to_dict()))
     (path / "alive").touch()
-    (path / "events.jsonl").write_text("".join(json.dumps({**e, "time": 1.0}) + "\n" for e in said))
+    (path / "events.jsonl").write_text(
+        "".join(json.dumps({**e, "time": e.get("time", 1.0)}) + "\n" for e in said)
+    )
 
 
 def steps(*numbers: int) -> list[dict[str, Any]]:
@@ -66,6 +68,25 @@ def test_a_job_that_was_lost_at_its_rung_trains_to_it_again(context: Any, tmp_pa
     saved = {"event": "checkpoint", "step": 6, "path": "p", "seconds": 1.0}
     ran(tmp_path, *steps(*range(1, 7)), saved, *steps(7, 8, 9, 10))
     assert operator._spec(context).batch_count == 4
+
+
+def test_what_a_refused_strategy_saved_is_trained_again(context: Any, tmp_path: Path) -> None:
+    operator = operator_of(RoundTrainOperator, round=1, most_batches=10)
+    kept, aside = (
+        {"event": "checkpoint", "step": step, "path": str(path), "seconds": 1.0, "time": float(step)}
+        for step, path in ((3, tmp_path), (6, tmp_path / "aside"))
+    )
+    told = {"technique": "ddp", "devices": 2, "reason": "it differs", "status": "changes_result", "step": 7}
+    ran(
+        tmp_path,
+        *steps(1, 2, 3),
+        kept,
+        *steps(4, 5, 6),
+        aside,
+        *steps(7),
+        {"event": "refused", "time": 7.0, **told},
+    )
+    assert operator._spec(context).batch_count == 7
 
 
 def test_a_task_that_must_go_while_an_earlier_run_stops_is_tried_again(

@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from saturn_airflow.model.metrics import TAKEN
-from saturn_airflow.tracking.events import Recorder
+from saturn_airflow.tracking.events import OTHERWISE, Recorder
 
 STEP = {"event": "step", "epoch": 0, "loss": 2.0, "seconds": 0.5, "samples_per_second": 32.0, "lr": 1e-3}
 
@@ -131,3 +132,29 @@ def test_warnings_checkpoints_and_resumes_become_tags_and_unknown_events_nothing
     assert start["values"] == {"saturn.resumed_from": "4"}
     assert recorder.records({"event": "start", "step": 0}) == []
     assert recorder.records({"event": "waiting", "for": []}) == []
+
+
+REFUSED = {"event": "refused", "technique": "ddp", "devices": 2, "reason": "it differs", "step": 9}
+MIXED = {"event": "warning", "message": "its code has changed", "mixed": True}
+
+
+@pytest.mark.parametrize("why", [REFUSED, MIXED])
+def test_steps_that_are_trained_otherwise_than_before_are_recorded_again(why: dict[str, Any]) -> None:
+    recorder = Recorder(last_step=9, last_eval_step=9, logged={"job.py:1": [9, 2]})
+    (told,) = recorder.records({**why, "time": 5.0})
+    assert (told["name"], told["time"]) == (OTHERWISE, 5000)
+    for one in (recorder, Recorder(9, 9, {"job.py:1": [9, 2]}, otherwise=True)):  # another process goes on
+        one.records({"event": "start", "step": 4})
+        logged = {"event": "logged", "at": [5, 0], "source": "job.py:1", "metrics": [["own", 1.0, 0, 5]]}
+        assert one.records(logged) != []
+        assert steps([r for n in (4, 5, 6) for r in one.records({**STEP, "step": n})]) == [5, 6]
+        assert one.records({"event": "eval", "step": 5, "epoch": 0, "eval_loss": 1.0}) != []
+        one.records({"event": "start", "step": 4})
+        assert one.records({**STEP, "step": 6}) == []
+
+
+def test_what_was_refused_before_it_began_is_recorded_once() -> None:
+    recorder = Recorder(last_step=9)
+    assert recorder.records({**REFUSED, "step": None}) == []
+    recorder.records({"event": "start", "step": 4})
+    assert recorder.records({**STEP, "step": 9}) == []

@@ -42,7 +42,8 @@ def test_a_kill_for_want_of_memory_that_others_used_is_said_so(
         raise RanksFailedError(failures.of_a_death(0, -9, True))
 
     monkeypatch.setattr(supervisor, "_call_technique", killed)
-    turn: Any = SimpleNamespace(spec=spec, note=lambda _: None, goes_on_after=lambda _: [])
+    told: dict[str, Any] = {"note": lambda _: None, "goes_on_after": lambda *_: False}
+    turn: Any = SimpleNamespace(spec=spec, trains=True, **told)
     monkeypatch.setattr(supervisor, "_with_devices", lambda _: supervisor._with_restarts(turn, [0], []))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("saturn_airflow.launch.descendants.adopt", lambda: None)

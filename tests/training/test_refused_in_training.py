@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import changing_late
+import coupled_late
 import pytest
 import torch
 from running import small_job, spec_for
 from test_late_changes import EPOCHS, job
 
 from saturn_airflow import Job
-from saturn_airflow.launch import event_file, failures, progress, runs
+from saturn_airflow.launch import event_file, failures, past_runs, progress, runs
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.model.entries import Strategy
 
@@ -24,12 +26,15 @@ OTHERS = (
 )
 
 
-def end_of(
-    folder: Path, one: Job, strategies: tuple[Strategy, ...] = OTHERS, **changes: Any
-) -> tuple[runs.Run, dict[str, Any]]:
-    """A run of two devices under ``ddp``, and how it ends."""
+def start(folder: Path, one: Job, strategies: tuple[Strategy, ...] = OTHERS, **changes: Any) -> runs.Run:
+    """A run of two devices under ``ddp``."""
     path = (str(Path(__file__).parent), *spec_for(folder, one).path)
-    run = runs.start(spec_for(folder, one, "ddp", 2, path=path, strategies=strategies, **changes))
+    return runs.start(spec_for(folder, one, "ddp", 2, path=path, strategies=strategies, **changes))
+
+
+def end_of(folder: Path, one: Job, *strategies: Any, **changes: Any) -> tuple[runs.Run, dict[str, Any]]:
+    """Such a run, and how it ends."""
+    run = start(folder, one, *strategies, **changes)
     return run, run.wait()
 
 
@@ -38,7 +43,9 @@ def test_a_job_goes_on_under_another_strategy_from_before_what_was_refused(tmp_p
     assert end["status"] == "finished", end["reason"]
     result = end["result"]
     assert (result["technique"], result["devices"], result["device_ids"]) == ("single", 1, [0])
-    assert "Training has changed the hooks of first" in result["refused"]
+    (refusal,) = past_runs.result_of(run.spec.folder, end)["refusals"]
+    assert (refusal["technique"], refusal["devices"], refusal["status"]) == ("ddp", 2, "changes_result")
+    assert "Training has changed the hooks of first" in refusal["reason"]
     losses = {event["step"]: event["loss"] for event in event_file.every(run.folder, "step")}
     expected = changing_late.plain_losses("hook", EPOCHS)
     assert [losses[step] for step in sorted(losses)] == pytest.approx(expected, rel=1e-12)
@@ -51,9 +58,26 @@ def test_a_job_goes_on_under_another_strategy_from_before_what_was_refused(tmp_p
 
 def test_what_is_not_exact_is_no_refusal_for_others(tmp_path: Path) -> None:
     exact = Job.from_dict({**small_job(batches=3).to_dict(), "exact": True})
-    _, end = end_of(tmp_path, exact, verdict="distribution")
+    run, end = end_of(tmp_path, exact, verdict="distribution")
     assert (end["status"], end["result"]["technique"]) == ("finished", "single")
-    assert "refused" not in end["result"]
+    assert [refused["status"] for refused in event_file.every(run.folder, "refused")] == ["does_not_fit"]
+
+
+def test_what_is_refused_as_it_stops_goes_on_under_another_strategy_the_next_time(tmp_path: Path) -> None:
+    coupled = dataclasses.replace(job(""), load_model="coupled_late:CoupledLate", model_args={})
+    coupled = dataclasses.replace(coupled, hparams=dataclasses.replace(coupled.hparams, epochs=400))
+    run = start(tmp_path, coupled)
+    for event in run.events():
+        if event["event"] == "step" and event["step"] > coupled_late.AT:
+            run.ask_to_stop()
+            break
+    assert run.wait()["status"] == "stopped"
+    (refusal,) = progress.of(run.spec.folder).refusals
+    assert refusal.technique == "ddp"
+    later, end = end_of(tmp_path, coupled, batch_count=3)
+    assert (end["status"], end["result"]["technique"]) == ("stopped", "single")
+    (begun,) = event_file.every(later.folder, "start")
+    assert end["result"]["steps"] == begun["step"] + 3 < coupled_late.AT
 
 
 @pytest.mark.parametrize(
@@ -75,15 +99,15 @@ def test_where_memory_ran_out_a_job_goes_on_under_what_took_less(
     turn = TurnsOfRun(spec_for(tmp_path, small_job(), "ddp", 2, strategies=strategies), ("n0", "n1"))
     turn.device_ids = (0, 1)
     killed = failures.of_a_death(0, -9, True)
-    assert turn.goes_on_after(killed) == [], "that was the machine's memory"
+    told = list[dict[str, Any]]()
+    assert not turn.goes_on_after(killed, told.append), "that was the machine's memory"
     ran_out = failures.describe(torch.OutOfMemoryError("CUDA out of memory"))
     seen = []
-    while told := turn.goes_on_after(ran_out):
+    while turn.goes_on_after(ran_out, told.append):
         seen.append(turn.spec.technique)
-        assert "ran out of memory (" in told[0]["message"]
     assert seen == expected
-    if expected:
-        assert "refused" not in turn.result()
+    assert [event["event"] for event in told] == ["warning", "leased"] * len(expected)
+    assert all("ran out of memory (" in event["message"] for event in told[::2])
 
 
 def test_a_job_without_another_strategy_ends(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from saturn_airflow.launch.failures import Failure
 from saturn_airflow.launch.restarts import MOST_WITHOUT_PROGRESS, Restarts
 from saturn_airflow.model.status import Status
@@ -30,4 +32,14 @@ def test_what_is_left_counts_from_the_checkpoint_that_is_there() -> None:
     assert restarts.batches_left(100) == 100
     restarts.note({"event": "checkpoint", "step": 25})
     restarts.note({"event": "checkpoint", "step": 15})  # the other was damaged
+    assert restarts.batches_left(100) == 90
+
+
+def test_what_was_refused_is_left_again(tmp_path: Path) -> None:
+    restarts = Restarts()
+    restarts.note({"event": "start", "step": 0, "checkpoint": None})
+    for step in (10, 20):
+        restarts.note({"event": "checkpoint", "step": step, "path": str(tmp_path / str(step))})
+    (tmp_path / "10").mkdir()  # the other was set aside
+    restarts.note({"event": "refused"})
     assert restarts.batches_left(100) == 90
