@@ -31,6 +31,15 @@ LATE: dict[str, tuple[Any, str, int]] = {
         "fsdp",
         2,
     ),
+    "a last batch of one sample": (
+        job(
+            load_model="late_jobs:coupled_later",
+            data_args={"samples": 21},
+            hparams={"optimizer": "torch.optim:SGD", "lr": 0.01, "epochs": 7, "batch_size": 4},
+        ),
+        "ddp",
+        2,
+    ),
     "a global": (job(loss_function="late_jobs:counting_loss", hparams=SGD), "ddp", 2),
     "a stream": (
         job(load_dataloader="late_jobs:stream", loss_function="late_jobs:masked_mean", hparams=SGD),

@@ -1,9 +1,10 @@
 """Spot checks while a job trains: does its technique still train as one device does?
 
 The guard's steps are the first; an auxiliary loss may begin later, and the batches of a stream may become
-others. So at a few steps, and at the last, the batch of that step goes through a plain loop and through the
-technique, both from the weights, buffers and counters of that moment; what differs stops the job. Both are
-undone: training is as if there had been none. Then the step itself is taken, and looked at.
+others. So at a few steps, and at the last (where that is on one sample, at the one before, too), the batch of
+that step goes through a plain loop and through the technique, both from the weights, buffers and counters of
+that moment; what differs stops the job. Both are undone: training is as if there had been none. Then the step
+itself is taken, and looked at.
 """
 
 from __future__ import annotations
@@ -129,10 +130,19 @@ class LoopSpotChecks:
         self._compared_before = None
         # No trial has resumed anything; Saturn's own are tested.
         resumed = training.step == training.first_step > 0 and not self._saturns
-        if not (last or resumed or training.step + 1 in self._steps):
+        due = last or resumed or training.step + 1 in self._steps
+        if not (due or self._last_is_of_one_sample(batch)):
             return 0.0
         self._compared_before = training.last_compared
         return self._check(batch, training.step + 1)
+
+    def _last_is_of_one_sample(self, batch: GlobalBatch) -> bool:
+        """Whether the step after that on ``batch`` is the last, and on what nobody cuts: it shows nothing."""
+        training = self._training
+        batches, samples = training.data.extent
+        if training.step + 2 != training.total or batches is None or samples is None:
+            return False
+        return batch.position.batch + 2 == batches and samples - (batches - 1) * batch.samples == 1
 
     @contextmanager
     def around(self) -> Iterator[None]:
