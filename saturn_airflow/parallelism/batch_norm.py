@@ -83,8 +83,8 @@ class WholeBatch:
             self.agreement.note(NOTHING_MORE)
 
 
-class _InOneProcess(_BatchNorm):
-    """Torch's ``SyncBatchNorm`` as it computes where there is one process."""
+class SyncBatchNorm(_BatchNorm):
+    """Torch's own as it computes where there is one process; refusals name it."""
 
     _check_input_dim = nn.SyncBatchNorm._check_input_dim
 
@@ -98,7 +98,7 @@ def in_one_process(model: nn.Module) -> None:
     """
     for module in model.modules():
         if type(module) is nn.SyncBatchNorm:
-            module.__class__ = _InOneProcess  # type: ignore[assignment]
+            module.__class__ = SyncBatchNorm  # type: ignore[assignment]
 
 
 def share_batch_norm(model: nn.Module, ranks: Ranks) -> None:

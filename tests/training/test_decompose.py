@@ -333,6 +333,8 @@ MEANS: dict[str, tuple[Callable[[], torch.Tensor], float]] = {
     "nll of images": (lambda: functional.nll_loss(X.view(1, 4, 5).log_softmax(1), LABELS[None]), 4),
     "mse": (lambda: functional.mse_loss(X, P), 20),
     "l1": (lambda: functional.l1_loss(X, P), 20),
+    "mse, weighed": (lambda: functional.mse_loss(X, P, weight=P), 5),  # type: ignore[call-arg]
+    "l1, weighed": (lambda: functional.l1_loss(X, P, weight=2 * P), 10),  # type: ignore[call-arg]
     "smooth l1": (lambda: functional.smooth_l1_loss(X, P), 20),
     "huber": (lambda: functional.huber_loss(X, P), 20),
     "bce": (lambda: functional.binary_cross_entropy(P, P.flip(0)), 20),

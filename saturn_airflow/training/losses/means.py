@@ -7,10 +7,12 @@ torch (seen in 2.13): nothing else in Saturn may use it. Means that do not pass 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 Count = float | torch.Tensor
 
@@ -96,8 +98,15 @@ _LOSSES: list[tuple[Any, str, int, Callable[..., tuple[torch.Tensor, Count]]]] =
     (torch, "ctc_loss", 5, _sequences),
 ]
 
+# Those of torch.nn.functional that compute a mean by weights themselves.
+_WEIGHED = ("mse_loss", "l1_loss")
+
 
 def _install() -> None:
+    for name in _WEIGHED:
+        original = getattr(nn.functional, name)
+        if not hasattr(original, "has_listener"):
+            setattr(nn.functional, name, _weighed_with_listener(original))
     for module, name, at, take_apart in _LOSSES:
         original = getattr(module, name)
         if not hasattr(original, "has_listener"):
@@ -109,6 +118,20 @@ def _with_listener(original: Any, at: int, take_apart: Callable[..., tuple[torch
         if _listener is None or len(args) <= at or args[at] != _MEAN:
             return original(*args, **kwargs)
         return _listener.mean(*take_apart(original, at, list(args), kwargs))
+
+    loss.has_listener = True  # type: ignore[attr-defined]
+    return loss
+
+
+def _weighed_with_listener(original: Any) -> Any:
+    @functools.wraps(original)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        weight = kwargs.get("weight")
+        is_mean = len(args) <= 2 and kwargs.get("reduction", "mean") == "mean"
+        # The mean has gradients for weights that are learned, too, and what it is taken over has none.
+        if _listener is None or weight is None or weight.requires_grad or not is_mean:
+            return original(*args, **kwargs)
+        return _listener.mean(original(*args, **{**kwargs, "reduction": "sum"}), weight.sum())
 
     loss.has_listener = True  # type: ignore[attr-defined]
     return loss

@@ -68,7 +68,7 @@ class LossMeans:
         self.counts.append(count)
         if self.rule.kind != "sum":
             # 0 where there is nothing to take the mean of.
-            some = torch.where(count > 0, count, 1) if isinstance(count, torch.Tensor) else count or 1
+            some = torch.where(count != 0, count, 1) if isinstance(count, torch.Tensor) else count or 1
             value = total / some
         elif self.over is not None:
             value = total / (self.over[number] if number < len(self.over) else math.nan)
