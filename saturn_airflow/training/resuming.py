@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from saturn_airflow.model.definition import Definition
@@ -59,10 +60,15 @@ def checkpoints(training: BaseTraining) -> Checkpoints | None:
     )
 
 
-def job_globals(training: BaseTraining) -> JobGlobals | None:
-    """The global variables of the job's code, where ``training`` writes checkpoints."""
+def job_globals(
+    training: BaseTraining, functions: Mapping[str, Any] = MappingProxyType({})
+) -> JobGlobals | None:
+    """The global variables of the job's code, where ``training`` writes checkpoints.
+
+    :param functions: as :class:`JobGlobals` has them.
+    """
     saves = training.request.measure is None and training.request.folder
-    return JobGlobals(training.job, training.parallel.model) if saves else None
+    return JobGlobals(training.job, training.parallel.model, functions) if saves else None
 
 
 def schedule(training: BaseTraining) -> Callable[[], None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -439,6 +440,38 @@ class Following(EMA):
         optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
+
+
+def counting() -> Any:
+    seen: list[int] = []
+
+    def rate(step: int) -> float:
+        seen.append(step)
+        return 1 / len(seen)
+
+    return rate
+
+
+class Draws:
+    """A rate that draws, and notes it in a list."""
+
+    def __init__(self) -> None:
+        self.rng, self.drawn = random.Random(3), [1.0]
+
+    def __call__(self, step: int) -> float:
+        self.drawn.append(self.rng.random())
+        return self.drawn[-1] / len(self.drawn)
+
+
+class Scheduled(EMA):
+    """Its schedules are of functions that remember things: one that closes over them, and an object."""
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [p]} for p in self.student.parameters()]
+        optimizer = torch.optim.SGD(groups, 1e-1)
+        rates = [counting() if number % 2 else Draws() for number, _ in enumerate(groups)]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class EveryOther(EMA):

@@ -139,6 +139,13 @@ def test_follows_a_plateau(tmp_path: Path) -> None:
     assert steps(rest) == pytest.approx(steps(whole)[30:], abs=1e-12)
 
 
+def test_what_functions_of_a_schedule_remember_is_kept(tmp_path: Path) -> None:
+    whole = launch([request(job("Scheduled"), tmp_path / "whole")])[0][0]
+    launch([request(job("Scheduled"), tmp_path / "parts")], stop_after=4)
+    rest = launch([request(job("Scheduled"), tmp_path / "parts")])[0][0]
+    assert steps(rest) == pytest.approx(steps(whole)[4:], abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("model", "fields", "says"),
     [

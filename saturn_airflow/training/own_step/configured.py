@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from saturn_airflow.launch.users_code import of_the_job
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import HParams, Job
+from saturn_airflow.training.functions import FUNCTIONS
 
 _FORMS = (
     "return an optimizer, a list of them, two lists (optimizers and schedulers), or mappings with "
@@ -117,6 +118,22 @@ def _scheduled(given: Any, monitor: str | None = None) -> Scheduled:
             '{"scheduler": ..., "monitor": "eval_loss"}, with the interval "epoch"'
         )
     return Scheduled(scheduler, interval == "epoch", frequency, monitor if plateau else None)
+
+
+def functions_of(schedulers: Sequence[Scheduled]) -> dict[str, Any]:
+    """The functions that schedulers go by, such as a LambdaLR's, by where they are."""
+    found: dict[str, Any] = {}
+    waiting = [(f"scheduler {number}", one.scheduler) for number, one in enumerate(schedulers)]
+    while waiting:
+        path, scheduler = waiting.pop()
+        for name, value in getattr(scheduler, "__dict__", {}).items():
+            for number, part in enumerate(value if isinstance(value, list | tuple) else [value]):
+                where = f"{path}.{name}[{number}]"
+                if isinstance(part, FUNCTIONS):
+                    found[where] = part
+                elif isinstance(part, LRScheduler):  # as in a SequentialLR
+                    waiting.append((where, part))
+    return found
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

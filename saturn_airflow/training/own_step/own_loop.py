@@ -23,7 +23,7 @@ from saturn_airflow.training.frozen import digest
 from saturn_airflow.training.guarding.own_step_spot_checks import OwnStepSpotChecks
 from saturn_airflow.training.job_training import Training
 from saturn_airflow.training.own_step import hooks, lightning, shared_step
-from saturn_airflow.training.own_step.configured import check_hparams
+from saturn_airflow.training.own_step.configured import check_hparams, functions_of
 from saturn_airflow.training.own_step.own_step_state import OwnStepState
 from saturn_airflow.training.own_step.user_step import OwnStep
 from saturn_airflow.training.own_step.validation import OwnEvaluation
@@ -71,7 +71,8 @@ class OwnStepTraining(Training):
     def _prepare(self) -> None:
         self.own = OwnStep(self.job, self.parallel, self.total)
         self.optimizer = self.own.optimizers[0]
-        self.state = OwnStepState(self.parallel, self.own, self.aliases, resuming.job_globals(self))
+        variables = resuming.job_globals(self, functions_of(self.own.schedulers))
+        self.state = OwnStepState(self.parallel, self.own, self.aliases, variables)
         self.logged: dict[str, float] = {}
         if self.eval_data is not None:
             self.evaluation = OwnEvaluation(self.job, self.parallel, self.own, self.eval_data)

@@ -48,7 +48,7 @@ class OwnStepState(State):
         self.groups = _Groups([state.groups for state in self._states])
         self.own = _Own([state.own for state in self._states])
         self.attributes = _Strict(parallel.model, parallel.ranks.device, own)
-        self._given = [dict(one.scheduler.state_dict()) for one in own.schedulers]
+        self._given = [self._seen(one.scheduler.state_dict()) for one in own.schedulers]
 
     def optimizer_tensors(self) -> Tensors:
         tensors = {
@@ -113,14 +113,21 @@ class OwnStepState(State):
             what = f"what {type(one.scheduler).__name__} keeps as "
             # While it is held, its step is another.
             now = {key: value for key, value in one.scheduler.state_dict().items() if key != "step"}
+            seen_now = self._seen(now)
             changed.append(
                 {
                     key: plain_values.encode(value, f"{what}{key!r}")
                     for key, value in now.items()
-                    if not _same(value, given.get(key))
+                    if not _same(seen_now[key], given.get(key))
                 }
             )
         return changed
+
+    def _seen(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a scheduler's values a step may change; some change inside."""
+        known = [*self._step.optimizers, *(one.scheduler for one in self._step.schedulers)]
+        memo: dict[int, Any] = dict.fromkeys(map(id, known))
+        return {key: seen(value, memo) for key, value in values.items()}
 
     def set_schedulers(self, changed: Sequence[Mapping[str, Any]]) -> None:
         """Continue with what :meth:`schedulers` told."""
