@@ -6,12 +6,12 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import random
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from own_rates import Draws, Noisy, counting
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -288,17 +288,6 @@ class Unfilled(EMA):
         return super().training_step(batch, batch_idx)
 
 
-class Noisy(torch.optim.SGD):
-    """Draws random numbers, as Langevin dynamics does."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        super().step()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.add_(torch.randn_like(p), alpha=0.01)
-
-
 class Drawing(EMA):
     """Its optimizer draws random numbers, and its step draws others for each of its samples."""
 
@@ -440,27 +429,6 @@ class Following(EMA):
         optimizer = torch.optim.SGD(self.student.parameters(), 1e-1)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "eval_loss"}}
-
-
-def counting() -> Any:
-    seen: list[int] = []
-
-    def rate(step: int) -> float:
-        seen.append(step)
-        return 1 / len(seen)
-
-    return rate
-
-
-class Draws:
-    """A rate that draws, and notes it in a list."""
-
-    def __init__(self) -> None:
-        self.rng, self.drawn = random.Random(3), [1.0]
-
-    def __call__(self, step: int) -> float:
-        self.drawn.append(self.rng.random())
-        return self.drawn[-1] / len(self.drawn)
 
 
 class Scheduled(EMA):
