@@ -233,18 +233,8 @@ class TurnsOfRun:
             return False
         spec = self.spec
         self._refused.add((spec.technique, spec.devices))
-        refusal = RefusedStrategy(
-            technique=spec.technique,
-            devices=spec.devices,
-            reason=failure.reason,
-            status=failure.status,
-            parameters=spec.parameters,
-            version=self._version,
-            step=self._last_step.get("step"),
-            seconds=self._last_step.get("seconds"),
-        )
         if not out_of_memory:  # what that trained counts
-            tell({"event": "refused", **refusal.to_dict()})
+            tell({"event": "refused", **self._refusal(failure).to_dict()})
         others = [
             s
             for s in spec.strategies
@@ -275,11 +265,19 @@ class TurnsOfRun:
         tell({"event": "leased", **self.under})
         return True
 
-    @property
-    def _version(self) -> str:
+    def _refusal(self, failure: Failure) -> RefusedStrategy:
         spec = self.spec
         under = spec.technique, spec.devices
-        return next((s.version for s in spec.strategies if (s.technique, s.devices) == under), "1")
+        return RefusedStrategy(
+            technique=spec.technique,
+            devices=spec.devices,
+            reason=failure.reason,
+            status=failure.status,
+            parameters=spec.parameters,
+            version=next((s.version for s in spec.strategies if (s.technique, s.devices) == under), "1"),
+            step=self._last_step.get("step"),
+            seconds=self._last_step.get("seconds"),
+        )
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Look at what training says."""

@@ -79,7 +79,7 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def told_refusals(outcome: Outcome) -> list[RefusedStrategy]:
+def _untold_refusals(outcome: Outcome) -> list[RefusedStrategy]:
     """Those that the outcome's reason does not tell."""
     planned, ended = outcome.planned, outcome.status == Status.CHANGES_RESULT
     own = (planned.technique, planned.devices) if ended and planned else None
@@ -98,7 +98,7 @@ def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str
         what = f"version {version} @{registered['alias']}" if version else "nothing new"
         lines.append(f"registered as {registered['name']}: {what} ({registered['reason']})")
     lines += [f"{o.job}: {o.mixed}" for o in outcomes if o.mixed]
-    lines += [f"{o.job}: {refusal.in_words}" for o in outcomes for refusal in told_refusals(o)]
+    lines += [f"{o.job}: {refusal.in_words}" for o in outcomes for refusal in _untold_refusals(o)]
     return lines + [
         f"{o.job} {o.reason}"
         if o.status == Status.FINISHED

@@ -38,8 +38,7 @@ _TOLERANCE = 5e-6
 #: Rows that are added for each type of node between two solves, and how often that is done.
 _ROWS_A_ROUND = 8
 _ROUNDS = 40
-#: Thresholds of the functions; moments of release that have rows of their own, and thresholds of theirs.
-_THRESHOLDS = 24
+#: Moments of release that have rows of their own, and thresholds of the functions there.
 _MOST_WINDOWS, _WINDOW_THRESHOLDS = 6, 8
 #: With more modes of classes on types than this, branch and bound over whole jobs is not tried.
 _MOST_WHOLE = 2500
