@@ -83,7 +83,7 @@ def train_all(requests: list[tuple[int, TrainRequest]], ranks: Ranks) -> None:
             _guard(one, ranks)
             train(one, dataclasses.replace(ranks, _emit=_only_steps(ranks)))
         except DoesNotFit as reason:
-            ranks.emit("refused", why=str(reason))
+            ranks.emit("does_not_fit", why=str(reason))
             _meet_the_others(reason)
         else:
             ranks.emit("ends")
@@ -179,7 +179,7 @@ class _Watched:
             self.now.guard, self.now.refused = event["verdict"], event.get("why")
         elif event["event"] == "step":
             self.now.losses[event["step"]] = event["loss"]
-        elif event["event"] == "refused":
+        elif event["event"] == "does_not_fit":
             self.end(Result("refused", event["why"]))
         elif event["event"] == "ends":
             self.end(None)

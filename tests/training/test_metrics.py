@@ -71,6 +71,7 @@ def test_the_next_plan_reads_them_from_the_events(tmp_path: Path, monkeypatch: p
 
     class Run:
         spec, end = SimpleNamespace(technique="single", devices=1, kind="cpu"), None
+        folder = tmp_path
 
         def so_far(self) -> list[dict[str, object]]:
             return [event]
