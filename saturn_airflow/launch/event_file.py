@@ -8,7 +8,6 @@ has written, such as a job's own.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +26,8 @@ FORMAT = "a run's events"
 FORMAT_EVENT = "format"
 #: Longer than any event, in bytes.
 _TAIL = 1 << 20
+#: Bytes that are read at a time.
+_PART = 1 << 22
 _OF_AN_END: Event = {"reason": "", "traceback": "", "result": {}}
 
 
@@ -71,44 +72,67 @@ def ending(folder: Path) -> Event | None:
 
 def last(folder: Path, kind: str) -> Event | None:
     """The last event of this kind, looked for from the end: training of days says millions of things."""
-    # Lines begin so, and nothing else can: what jobs say has no line breaks in JSON.
-    wanted = b'{"event": "%s"' % kind.encode()
-    said = _said(folder)
-    end = said.rfind(b"\n") + 1
-    while True:
-        at = said.rfind(b"\n" + wanted, 0, end) + 1
-        if not at and said[: len(wanted)] != wanted:  # the first line of all has none before it
-            return None
-        found = _event(said[at : said.find(b"\n", at)])
-        if found is not None or not at:
-            return found
-        end = at
+    wanted = _beginning(kind)
+    for lines in _parts_from_end(folder):
+        at = len(lines)
+        while (at := lines.rfind(wanted, 0, at)) >= 0:
+            if (found := _event(_line(lines, at))) is not None:
+                return found
+    return None
 
 
 def first_since(folder: Path, mark: str, kind: str) -> Event | None:
     """The first event of this kind after the last ``mark``; None where there is none."""
-    said = _said(folder)
-    at = said.rfind(b'\n{"event": "%s"' % mark.encode())
-    at = said.find(b'\n{"event": "%s"' % kind.encode(), at + 1) + 1 if at >= 0 else 0
-    return _event(said[at : said.find(b"\n", at)]) if at else None
+    found = b""
+    for lines in _parts_from_end(folder):
+        marked = lines.rfind(_beginning(mark))
+        at = lines.find(_beginning(kind), marked + 1)
+        found = _line(lines, at) if at >= 0 else found
+        if marked >= 0:
+            return _event(found)
+    return None
 
 
 def every(folder: Path, kind: str) -> list[Event]:
-    """All events of this kind, found without reading the others, which may be millions."""
-    wanted = b'\n{"event": "%s"' % kind.encode()
-    said, found = _said(folder), list[Event | None]()
-    at = said.find(wanted)
-    while at >= 0:
-        found.append(_event(said[at + 1 : said.find(b"\n", at + 1)]))
-        at = said.find(wanted, at + 1)
-    return [event for event in found if event is not None]
+    """All events of this kind, found without parsing the others, which may be millions."""
+    wanted, found = _beginning(kind), list[Event | None]()
+    for lines in _parts_from_end(folder):
+        at = len(lines)
+        while (at := lines.rfind(wanted, 0, at)) >= 0:
+            found.append(_event(_line(lines, at)))
+    return [event for event in reversed(found) if event is not None]
 
 
-def _said(folder: Path) -> bytes | mmap.mmap:
-    """All of the file, without reading it; nothing where nothing was said yet."""
-    with suppress(OSError, ValueError), open(folder / NAME, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return b""
+def _beginning(kind: str) -> bytes:
+    """How events of this kind begin, and nothing else can: what jobs say has no line breaks in JSON."""
+    return b'\n{"event": "%s"' % kind.encode()
+
+
+def _line(lines: bytes, at: int) -> bytes:
+    """The line behind the line break that is at ``at``."""
+    return lines[at + 1 : lines.find(b"\n", at + 1)]
+
+
+def _parts_from_end(folder: Path) -> Iterator[bytes]:
+    """The file in parts of whole lines, the last part first, each behind a line break.
+
+    It is read, and not mapped into memory: a disk that fails under a mapped file, or who cuts that short,
+    would end this process by a signal (SIGBUS).
+    """
+    with suppress(OSError), open(folder / NAME, "rb") as file:
+        start, rest, is_whole = file.seek(0, os.SEEK_END), b"", False
+        while start > 0:
+            start, end = max(0, start - _PART), start
+            file.seek(start)
+            read = file.read(end - start) + rest
+            if not is_whole:  # the last line may be being written
+                read = read[: read.rfind(b"\n") + 1]
+                is_whole = bool(read)
+            # The line in which a part begins is left to the part before it.
+            begins = (read.find(b"\n") + 1 or len(read)) if start else 0
+            rest, lines = read[:begins], read[begins:]
+            if lines:
+                yield b"\n" + lines
 
 
 def seconds_between(first: Event, then: Event) -> float:

@@ -87,7 +87,7 @@ class RoundTrainOperator(TrainOperator):
 
     def watch(self, event: dict[str, Any]) -> None:
         """End the round for all if this job is going to end far from when it was planned to."""
-        if event["event"] != "step" or event["eta_seconds"] is None or self._over_file is None:
+        if event["event"] != "step" or event.get("eta_seconds") is None or self._over_file is None:
             return
         entry, policy = self.entry, self.settings.rounds
         self._steps_seen += 1

@@ -129,3 +129,13 @@ def test_a_job_that_takes_its_own_folder_away_is_not_tried_for_ever(
     context["ti"].max_tries += 2000
     with pytest.raises(TryAgainError):  # somebody cleared it
         operator._ended(with_store, gone, {"reason": "taken away"})
+
+
+def test_a_step_that_does_not_say_how_long_is_left_ends_no_round(context: Any, tmp_path: Path) -> None:
+    """A technique of one's own may not know it, and a job's code may have written it."""
+    operator = operator_of(RoundTrainOperator, round=1)
+    assert isinstance(operator, RoundTrainOperator)
+    operator._over_file = tmp_path / "over"
+    for event in steps(*range(1, 21)):
+        operator.watch(event)
+    assert not operator._over_file.exists()
