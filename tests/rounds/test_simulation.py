@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from planning_problems import INSTANCES, problems
 
 from saturn_airflow.cli import main
+from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import InvalidSweepError
-from saturn_airflow.model.problem import Problem
+from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.selection import Chosen, MedianStopping, SuccessiveHalving
 from saturn_airflow.planning.online.actual_seconds import truth
@@ -72,6 +73,19 @@ def test_what_a_lost_node_ran_is_trained_elsewhere(problem: Any, rounds: Any, se
     assert_sound(found, [job.name for job in problem.jobs])
     lost = [s for s in found.stretches if s.place.node == "lost"]
     assert all(s.start <= found.planned * share * (1 + 1e-9) for s in lost)
+
+
+def test_a_job_that_is_done_is_not_bound_to_a_node_that_is_lost() -> None:
+    nodes = (Node("a", 1, "cpu"), Node("b", 1, "cpu"))
+    quick, long = (
+        PlannedJob(name, (Option("single", 1, {"cpu": seconds}),), nodes=(node,))
+        for name, seconds, node in (("quick", 10.0, "a"), ("long", 100.0, "b"))
+    )
+    problem = Problem("p", nodes, (quick, long))
+    found = simulate(problem, rounds=Rounds(most=3), failures=[NodeLoss("a", 0.5)], time_limit=0.02)
+    assert_sound(found, ["quick", "long"])
+    with pytest.raises(InvalidSweepError, match="quick"):
+        simulate(problem, rounds=Rounds(most=3), failures=[NodeLoss("a", 0.01)], time_limit=0.02)
 
 
 @pytest.mark.slow

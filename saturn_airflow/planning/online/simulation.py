@@ -22,7 +22,7 @@ from saturn_airflow.model.selection import Histories, Rule, select
 from saturn_airflow.planning.online.actual_seconds import Shape, truth, with_launches
 from saturn_airflow.planning.online.adoption import LEAST_WIN, Adoption, Effort, decide
 from saturn_airflow.planning.online.execution import Situation, Stretch, execute, option_of
-from saturn_airflow.planning.online.replanning import on_nodes
+from saturn_airflow.planning.online.replanning import on_nodes, stranded
 from saturn_airflow.planning.planner import solve
 
 #: A job that trained for this share of its batches has shown its speed.
@@ -361,7 +361,13 @@ class _Sweep:
             left[job] += stretch.trained - trained
         nodes = tuple(n for n in self.actual.nodes if n.name != failure.node)
         self.situation = Situation(left, running, self.situation.setting_up)
-        self.actual, self.estimated = (on_nodes(p, nodes) for p in (self.actual, self.estimated))
+        # What is done must not bind the rest to a node that is gone.
+        done = set(stranded(self.actual, nodes)) - left.keys()
+        self.seen = [speed for speed in self.seen if speed.job not in done]
+        self.actual, self.estimated = (
+            on_nodes(dataclasses.replace(p, jobs=tuple(j for j in p.jobs if j.name not in done)), nodes)
+            for p in (self.actual, self.estimated)
+        )
 
     def _select(self) -> tuple[str, ...]:
         """The jobs that selection drops now."""
@@ -379,7 +385,7 @@ class _Sweep:
     def _histories(self) -> Histories:
         trained: dict[str, float] = {job.name: 0.0 for job in self.estimated.jobs}
         for s in self.stretches:
-            trained[s.job] += s.trained
+            trained[s.job] = trained.get(s.job, 0.0) + s.trained
         return {job: self.curves.history(job, share) for job, share in trained.items()}
 
     def _decide(self, plan: Plan | None) -> Adoption:
