@@ -173,6 +173,7 @@ class ReportOperator(BaseOperator):
         """Close the sweep's run with the best job, and register that; the outcomes with their models.
 
         :param result: gets what comes of it.
+        :raises DiskError: when a full disk has no room for it; the last try goes on without.
         """
         from saturn_airflow import tracking
 
@@ -196,6 +197,8 @@ class ReportOperator(BaseOperator):
         run.log_report(result)
         too_many = self._too_many_failed(result)
         sent = run.close(Status.FAILED if too_many else Status.FINISHED)
+        if context["ti"].try_number <= (context["ti"].max_tries or 0):
+            run.check_kept()  # else the sweep would run for ever in MLflow
         if settings.register_as is not None and not too_many:
             result["registered"] = self.register(context, run, result["best"], every, against)
         self.mlflow_url = result["mlflow_url"] = run.url

@@ -12,7 +12,7 @@ from typing import Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.cluster import Node
-from saturn_airflow.model.disks import left, write_whole
+from saturn_airflow.model.disks import is_fault, left, write_whole
 from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.folders import slug
 from saturn_airflow.model.plain_numbers import is_number
@@ -46,6 +46,8 @@ class _Run:
         self.description = dict(description)
         self._outbox = Outbox(folder)
         self._sender = Sender(uri, self._outbox)
+        #: Names of artifacts for which a disk had no room.
+        self._unwritten = set[str]()
         if not said:
             self._outbox.append({**self.description, **formats.stamp(OUTBOX)})
 
@@ -90,9 +92,27 @@ class _Run:
             write_whole(path, data)
         except OSError as error:
             log.warning("%s can't be written (%s); MLflow will not get it", path, error.strerror)
+            if is_fault(error):
+                self._unwritten.add(name)
             return
+        self._unwritten.discard(name)
         parent = str(Path(name).parent)
         self.log_artifact(path, "" if parent == "." else parent)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that was logged stands in a file, or has been sent."""
+        return not (self._outbox.unwritten or self._unwritten)
+
+    def check_kept(self) -> None:
+        """Check that all that was logged stands in a file.
+
+        :raises DiskError: when there is no room for it.
+        """
+        self._outbox.sync()
+        if not self.is_kept:
+            folder = self._outbox.folder
+            raise DiskError(f"records for MLflow can't be written to {folder}: {left(folder)}")
 
     def _append_end(self, status: str, reason: str | None) -> None:
         tags = parameters.tags({"saturn.status": status, "saturn.reason": reason})
@@ -228,7 +248,7 @@ class SweepRun(_Run):
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what waits. Returns whether all was sent.
+        """Send what waits. Returns whether all was sent, also of what a full disk had no room for.
 
         For some seconds after MLflow did not answer it is not asked again: a task must not wait for each
         thing it logs.
@@ -239,7 +259,7 @@ class SweepRun(_Run):
         sent = send_patiently(self._sender, self._patience)
         if not sent:
             self._gave_up = time.monotonic()
-        return sent
+        return sent and self.is_kept
 
 
 class JobRun(_Run):
@@ -324,21 +344,6 @@ class JobRun(_Run):
             self._append_end(Status.STOPPED, reason)
         self.tag({"saturn.status": "superseded", SUPERSEDED_TAG: reason})
         self.leave()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether all that was logged stands in a file, or has been sent."""
-        return not self._outbox.unwritten
-
-    def check_kept(self) -> None:
-        """Check that all that was logged stands in a file.
-
-        :raises DiskError: when there is no room for it.
-        """
-        self._outbox.sync()
-        if not self.is_kept:
-            folder = self._outbox.folder
-            raise DiskError(f"records for MLflow can't be written to {folder}: {left(folder)}")
 
     def leave(self) -> bool:
         """Send what waits and stop sending, without ending the run: the job will come back to it.

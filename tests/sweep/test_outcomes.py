@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saturn_airflow import Job
+from saturn_airflow import Cluster, Job, Node, tracking
 from saturn_airflow.launch import past_runs
 from saturn_airflow.model.entries import PlanEntry
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.model.outcomes import Outcome, Planned, TimeOnDevices, TrainedSpeed
+from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.status import Status
+from saturn_airflow.operators import report_task
+from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.report_table import table
+from saturn_airflow.operators.report_task import ReportOperator
+from saturn_airflow.tracking.server import client
 
 texts, counts, seconds = st.text(), st.integers(0, 1 << 40), st.floats(0, 1e9)
 planned = st.builds(
@@ -125,3 +133,36 @@ def test_the_report_leaves_tracebacks_to_the_logs_of_other_tasks() -> None:
         "c not planned: line 1",
         "line 2",
     ]
+
+
+@pytest.mark.slow
+def test_a_report_that_finds_no_room_for_mlflows_records_is_tried_again(
+    tmp_path: Path, small_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, settings = f"sqlite:///{tmp_path}/mlflow.db", SweepSettings(cluster=Cluster(Node("n", 1)), group="s")
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(small_disk.path))
+    monkeypatch.setattr(report_task, "mlflow_uri", lambda conn_id: uri)
+    with DAG("d"):
+        report = ReportOperator(task_id="report", settings=settings, plan_tasks=["p"], train_tasks=["t"])
+    ti: Any = SimpleNamespace(dag_id="d", run_id="r", task_id="report", try_number=1, max_tries=1)
+    context: Any = {"ti": ti}
+    sweep = SweepContext.of(context, "s")
+    parent = tracking.open_sweep(uri, "e", "s", {"saturn.sweep": sweep.key}, {}, sweep.folder)
+    ti.xcom_pull = lambda **asked: parent.to_dict()
+
+    def tell() -> str:
+        # More than fits beside what is there.
+        result: dict[str, Any] = dict.fromkeys(map(str, range(400)), 1.0)
+        result |= {"failed": [], "pruned": [], "best": None}
+        report._tell_mlflow(context, sweep, [], [], [], {}, result)
+        assert parent.id is not None
+        return str(client(uri).get_run(parent.id).info.status)
+
+    small_disk.fill()
+    with pytest.raises(DiskError, match="records for MLflow can't be written"):
+        tell()
+    ti.try_number = 2
+    assert tell() == "RUNNING", "the last try goes on without"
+    ti.try_number = 1
+    small_disk.free()
+    assert tell() == "FINISHED"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from saturn_airflow import tracking
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.tracking import server
 from saturn_airflow.tracking.mlflow_runs import JobRun, SweepRun
 from saturn_airflow.tracking.server import MlflowAwayError
@@ -264,3 +265,26 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(tmp_path: Path
             server.experiment_id(url, "any")
         broken.shutdown()
     assert str(raised.value) == f"{url} answers with errors of its own (status 500), as its log tells"
+
+
+def test_what_a_full_disk_has_no_room_for_is_not_taken_for_sent(embedded_uri: str, small_disk: Any) -> None:
+    """Else nobody would say in MLflow that the sweep has ended."""
+    sweep = open_sweep(embedded_uri, small_disk.path)
+    assert sweep.flush()
+    small_disk.fill()
+    sweep.log_bytes(b"x" * 8192, "report.json")
+    with pytest.raises(DiskError, match=r"records for MLflow can't be written .* has 0 kB of"):
+        sweep.check_kept()
+    small_disk.free()
+    sweep.log_bytes(b"x" * 8192, "report.json")
+    sweep.check_kept()
+    small_disk.fill()
+    sweep.tag({"long": "x" * 5000})
+    assert not sweep.close()
+    with pytest.raises(DiskError, match="records for MLflow can't be written"):
+        sweep.check_kept()
+    assert client(embedded_uri).get_run(sweep.id).info.status == "RUNNING"
+    small_disk.free()
+    sweep.check_kept()
+    assert tracking.send_outbox(embedded_uri, small_disk.path / "sweep")
+    assert client(embedded_uri).get_run(sweep.id).info.status == "FINISHED"
