@@ -59,23 +59,27 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     :param counts: whether a run is to be counted.
-    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch) and ``actual_seconds`` (held in all);
-        empty where it never had any.
+    :returns: ``started_at`` and ``ended_at`` (seconds since the epoch), ``actual_seconds`` (held in all) and
+        ``before_seconds`` (of them, until ranks were launched for the last time); empty where it had none.
     """
-    started, ended, held = [], [], 0.0
+    started, ended, held, before = [], [], 0.0, 0.0
     for run in filter(counts, all_of(folder)):
         events, since = run.so_far(), None
         for event in events:
             if event["event"] == "leased" and since is None:
                 since = event
                 started.append(since["time"])
-            elif since is not None and (event["event"] == "gave_way" or event is events[-1]):
+                continue
+            if since is not None and event["event"] == "launched":
+                before = held + event_file.seconds_between(since, event)
+            if since is not None and (event["event"] == "gave_way" or event is events[-1]):
                 ended.append(event["time"])
                 held += event_file.seconds_between(since, event)
                 since = None
         if since is not None:
             ended.append(since["time"])
-    return {"started_at": min(started), "ended_at": max(ended), "actual_seconds": held} if started else {}
+    moments = {"started_at": min(started), "ended_at": max(ended)} if started else {}
+    return {**moments, "actual_seconds": held, "before_seconds": before} if started else {}
 
 
 def result_of(folder: str | Path, end: Event) -> dict[str, Any]:

@@ -41,11 +41,14 @@ class TimeOnDevices:
 
     :param started_at: seconds since the epoch, like ``ended_at``.
     :param actual_seconds: for how long it held them in all.
+    :param before_seconds: of them, until its ranks were launched for the last time: launching them, and
+        before that the guard, and tries that came to nothing; None where nobody noted it.
     """
 
     started_at: float
     ended_at: float
     actual_seconds: float
+    before_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

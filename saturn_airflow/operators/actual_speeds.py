@@ -29,7 +29,7 @@ class Trained:
     """What one job's training from start to end in one run says of its strategy.
 
     :param key: of the estimate that it tells of.
-    :param held: seconds that it had its devices.
+    :param held: seconds that it had its devices, but for what came to nothing before.
     :param verdict: of the guard; ``own_code`` is what it is of.
     """
 
@@ -62,9 +62,18 @@ def trained_in_one_go(
         speed = o.speed if o.in_one_go else _untold(o, (planned or {}).get(o.job))
         if o.planned and o.held and speed and speed.batches:
             key = Key(o.planned.fingerprint, o.planned.technique, o.planned.devices, o.planned.kind)
-            parameters, held = o.planned.parameters, o.held.actual_seconds
+            parameters, held = o.planned.parameters, o.held.actual_seconds - _wasted(o)
             found.append(Trained(o.job, key, parameters, speed, held, o.verdict, o.own_code))
     return found
+
+
+def _wasted(outcome: Outcome) -> float:
+    """Seconds on devices before the launch that trained the job in one go: the guard's, or of tries that were
+    lost, or refused, before they had saved anything."""
+    held, speed = outcome.held, outcome.speed
+    if held is None or held.before_seconds is None or speed is None:
+        return 0.0
+    return max(0.0, held.before_seconds - speed.ready_seconds)
 
 
 def _untold(outcome: Outcome, entry: PlanEntry | None) -> TrainedSpeed | None:

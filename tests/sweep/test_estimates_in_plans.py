@@ -233,6 +233,16 @@ def test_what_training_took_is_what_the_next_plan_takes() -> None:
     assert on_cpu.seconds(20) == pytest.approx(16.0)
 
 
+def test_what_came_to_nothing_before_is_no_part_of_how_training_ends() -> None:
+    """As a guard, or tries that were lost or refused before they had saved anything."""
+    (usual,) = actual_speeds([outcome(before_seconds=0.5)], [entry()])
+    (again,) = actual_speeds([outcome(before_seconds=100.5, actual_seconds=116.0, ended_at=216.0)], [entry()])
+    assert usual.ending_seconds == again.ending_seconds == pytest.approx(0.5)
+    assert Outcome.from_dict(outcome(before_seconds=7.0).to_dict()).held == TimeOnDevices(
+        started_at=100.0, ended_at=116.0, actual_seconds=16.0, before_seconds=7.0
+    )
+
+
 def test_a_technique_that_tells_no_steps_teaches_what_a_start_costs() -> None:
     untold: dict[str, Any] = dict.fromkeys(
         ("seconds_per_batch", "batches", "steps", "batches_per_epoch", "evaluation_seconds")
