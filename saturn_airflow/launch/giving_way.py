@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from saturn_airflow.launch import turn_at_node
+from saturn_airflow.launch import past_runs, turn_at_node
 from saturn_airflow.launch.failures import Failure
+from saturn_airflow.launch.followed_run import all_of
 from saturn_airflow.launch.kept_lease import GATE_SECONDS, LOOK_SECONDS, KeptLease, LeaseLostError
 from saturn_airflow.launch.lease_folder import LeaseFolder
 from saturn_airflow.launch.leases import Lease, default_folder
@@ -18,6 +19,7 @@ from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim
+from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.sharing import Pace, seconds_to_leave
@@ -55,6 +57,8 @@ class GivingWay:
         if event["event"] == "start":
             self._total, self._first = event.get("total_batches"), None
             self._note_step(event.get("step") or 0)
+        elif event["event"] == "refused" and event.get("step") is not None:
+            self._share = 0.0  # what was trained counts for nothing, and how much does is said at the start
         elif event["event"] == "step":
             self._note_step(event["step"])
             self._note_speed(event)
@@ -111,7 +115,7 @@ class GivingWay:
     def expected_seconds(self) -> float:
         """What this stay at the devices was expected to take."""
         option, (seconds,) = self._claim.job.option, self._claim.job.option.seconds.values()
-        return option.setup + (self._share - self._had) * (seconds - option.setup)
+        return option.setup + max(0.0, self._share - self._had) * (seconds - option.setup)
 
     def count_use(self) -> None:
         """Count for its team what the job had, where teams have shares."""
@@ -188,12 +192,16 @@ class TurnsOfRun:
         self.left_in: float | None = None
         #: The numbers of the devices it holds; its ranks run on the first ``spec.devices``, in this order.
         self.device_ids: tuple[int, ...] = ()
+        if self.trains:
+            self._leave_out(past_runs.refusals_of(all_of(spec.folder)))
 
     def begin(self, lease: Lease, folder: Path | None) -> dict[str, Any]:
         """Run on the devices of ``lease``; what is told of that."""
         ids = tuple(self._node.index(name) for name in lease.devices)
-        if lease.place is not None and not self._is_trial:
-            chosen = lease.place.technique, lease.place.devices
+        place = None if self._is_trial else lease.place
+        chosen = None if place is None else (place.technique, place.devices)
+        # What others count with may have been refused since; what it goes on under instead may fit there.
+        if chosen is not None and not (chosen in self._refused and self.spec.devices <= len(ids)):
             strategy = next(s for s in self.spec.strategies if (s.technique, s.devices) == chosen)
             self._is_as_planned = False
             self.spec = replace(
@@ -219,55 +227,86 @@ class TurnsOfRun:
         names = [self._node[number] for number in devices]
         return {"names": names, "devices": devices, "technique": self.spec.technique}
 
-    def goes_on_after(self, failure: Failure, tell: Callable[[dict[str, Any]], object]) -> bool:
+    def goes_on_after(
+        self, failure: Failure, tell: Callable[[dict[str, Any]], object], occupied: bool = False
+    ) -> bool:
         """Take the fastest other strategy for the devices that it holds, where training found that the one
         it runs under can't train this job as one device does, or not at all; where its devices' memory ran
-        out, the fastest of those that were seen to take less.
+        out, the fastest of those that were seen to take less. Runs after this one know what is refused.
 
         :param tell: called with events that tell of it.
+        :param occupied: whether others use the memory of its devices, too, which may suffice another time.
         :returns: whether it goes on; not where there is no other, or that is not what training found.
         """
         # Who is ended for the machine's memory has no traceback.
         out_of_memory = failure.status == Status.OUT_OF_MEMORY and bool(failure.traceback)
         if not self.trains or (not out_of_memory and failure.status not in _REFUSED):
             return False
-        spec = self.spec
-        self._refused.add((spec.technique, spec.devices))
-        if not out_of_memory:  # what that trained counts
-            tell({"event": "refused", **self._refusal(failure).to_dict()})
-        others = [
-            s
-            for s in spec.strategies
-            if s.devices <= len(self.device_ids) and (s.technique, s.devices) not in self._refused
-        ]
-        if out_of_memory:
-            peaks = {(s.technique, s.devices): s.peak_device_bytes for s in spec.strategies}
-            too_much = peaks.get((spec.technique, spec.devices), 0)
-            others = [s for s in others if 0 < s.peak_device_bytes < too_much]
-        if not others:
+        self._refused.add((self.spec.technique, self.spec.devices))
+        refusal, other = self._refusal(failure), self._other(len(self.device_ids), less_memory=out_of_memory)
+        if not out_of_memory or (other is not None and not occupied):
+            tell({"event": "refused", **refusal.to_dict()})
+        if other is None:
             return False
-        other = min(others, key=lambda s: s.seconds)
-        self._is_as_planned, self._last_step = False, {}
-        self.spec = replace(
-            spec,
-            technique=other.technique,
-            devices=other.devices,
-            device_ids=self.device_ids[: other.devices],
-            parameters=other.parameters,
-            verdict=other.verdict,
-        )
-        what = "ran out of memory" if out_of_memory else "is refused"
+        self._go_on_under(other)
         message = (
-            f"{spec.technique} x {spec.devices} {what} ({failure.reason}): training goes on under "
-            f"{other.technique} x {other.devices}"
+            f"{refusal.what} ({failure.reason}): training goes on under {other.technique} x {other.devices}"
         )
         tell({"event": "warning", "message": message})
         tell({"event": "leased", **self.under})
         return True
 
+    def _leave_out(self, refusals: Iterable[RefusedStrategy]) -> None:
+        """Begin under another strategy where the memory ran out under the planned one in an earlier run: it
+        would at the same batch."""
+        planned = self.spec
+        out = [refusal for refusal in refusals if refusal.status == Status.OUT_OF_MEMORY]
+        while any(
+            (refusal.technique, refusal.devices) == (self.spec.technique, self.spec.devices)
+            and dict(refusal.parameters) == dict(self.spec.parameters)
+            for refusal in out
+        ):
+            self._refused.add((self.spec.technique, self.spec.devices))
+            if (other := self._other(planned.devices, less_memory=True)) is None:
+                self.spec, self._is_as_planned = planned, True
+                self._refused.clear()
+                return
+            self._go_on_under(other)
+
+    def _other(self, devices: int, *, less_memory: bool) -> Strategy | None:
+        """The fastest other strategy for so many devices.
+
+        :param less_memory: whether only those will do that were seen to take less than the present one.
+        """
+        spec = self.spec
+        others = [
+            s
+            for s in spec.strategies
+            if s.devices <= devices and (s.technique, s.devices) not in self._refused
+        ]
+        if less_memory:
+            peaks = {(s.technique, s.devices): s.peak_device_bytes for s in spec.strategies}
+            too_much = peaks.get((spec.technique, spec.devices), 0)
+            others = [s for s in others if 0 < s.peak_device_bytes < too_much]
+        return min(others, key=lambda s: s.seconds, default=None)
+
+    def _go_on_under(self, other: Strategy) -> None:
+        self._is_as_planned, self._last_step = False, {}
+        ids = self.device_ids or self.spec.device_ids
+        self.spec = replace(
+            self.spec,
+            technique=other.technique,
+            devices=other.devices,
+            device_ids=None if ids is None else tuple(ids[: other.devices]),
+            parameters=other.parameters,
+            verdict=other.verdict,
+        )
+
     def _refusal(self, failure: Failure) -> RefusedStrategy:
         spec = self.spec
         under = spec.technique, spec.devices
+        # What was trained until the memory ran out counts.
+        last = {} if failure.status == Status.OUT_OF_MEMORY else self._last_step
         return RefusedStrategy(
             technique=spec.technique,
             devices=spec.devices,
@@ -275,8 +314,8 @@ class TurnsOfRun:
             status=failure.status,
             parameters=spec.parameters,
             version=next((s.version for s in spec.strategies if (s.technique, s.devices) == under), "1"),
-            step=self._last_step.get("step"),
-            seconds=self._last_step.get("seconds"),
+            step=last.get("step"),
+            seconds=last.get("seconds"),
         )
 
     def note(self, event: Mapping[str, Any]) -> None:

@@ -47,7 +47,8 @@ class Progress:
     :param speeds: by strategy, the last of each.
     :param history: by metric (``eval_loss``, ``epoch_loss``, the job's own), its value by epochs trained.
     :param checkpoint_seconds: the longest that writing one took.
-    :param refusals: of strategies it was to be trained under; what these trained counts for nothing.
+    :param refusals: of strategies it was to be trained under; but for those whose memory ran out, what they
+        trained since they were last compared counts for nothing.
     """
 
     steps: int = 0

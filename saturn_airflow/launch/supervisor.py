@@ -276,7 +276,7 @@ class Supervisor:
             except RanksFailedError as error:
                 if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
                     self._tell_of_others(self._memory.modest)
-                other = turn.goes_on_after(error.failure, tell)
+                other = turn.goes_on_after(error.failure, tell, self._crowded)
                 if (stops := self._poll()) and other:  # the next run goes on under the other
                     return {"status": Status.STOPPED}
                 if stops or not (other or (turn.trains and restarts.allow(error.failure))):

@@ -35,6 +35,12 @@ class Curve:
             pairs = [self._parts[i : i + 2] for i in range(0, len(self._parts), 2)]
             self._parts = [(p[-1][0], sum(s for _, s, _ in p), sum(n for _, _, n in p)) for p in pairs]
 
+    def forget(self, after: int) -> None:
+        """Forget the values of later steps than this, which are trained otherwise now; those that were put
+        together with such go, too."""
+        self.last_step = min(self.last_step, after)
+        self._parts = [part for part in self._parts if part[0] <= after]
+
     def points(self) -> list[list[float]]:
         """``[step, mean]`` of each part, with five significant digits."""
         return [[step, float(f"{total / count:.5g}")] for step, total, count in self._parts]

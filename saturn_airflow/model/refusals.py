@@ -1,4 +1,7 @@
-"""A strategy that the guard refused once a job was to be trained, or in the middle of it. Plain data."""
+"""A strategy that was refused once a job was to be trained, or in the middle of it. Plain data.
+
+By the guard, or since its devices' memory ran out.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,15 @@ class RefusedStrategy:
     seconds: float | None = None
 
     @property
+    def what(self) -> str:
+        """The strategy, and what became of it."""
+        ended = "ran out of memory" if self.status == Status.OUT_OF_MEMORY else "is refused"
+        return f"{self.technique} x {self.devices} {ended}"
+
+    @property
     def in_words(self) -> str:
         """The strategy, and why it is refused."""
-        return f"{self.technique} x {self.devices} is refused: {self.reason}"
+        return f"{self.what}: {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON-ready data."""

@@ -50,14 +50,23 @@ class Live:
         self._began = time.monotonic()
         self._told_at: float | None = None
         self._telling: threading.Thread | None = None
+        #: Whether what comes next is trained otherwise than what was told.
+        self._otherwise = False
 
     def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take up what training said; what it said before of the same steps stays."""
+        """Take up what training said; what it said before of the same steps stays, but where they are trained
+        otherwise now: by other code, or since a strategy was refused."""
         for event in events:
             kind = event["event"]
             if kind == "start":
                 self._now["total"] = event.get("total_batches")
+                self._begin_after(event.get("step") or 0)
+            elif kind == "refused":
+                self._otherwise = self._otherwise or event.get("step") is not None
+            elif kind == "warning":
+                self._otherwise = self._otherwise or bool(event.get("mixed"))
             elif kind == "step":
+                self._begin_after(event["step"] - 1)
                 if event["step"] >= self._now.get("step", 0):
                     self._now.update({key: event.get(key) for key in _STEP}, time=event["time"])
                 self._curve("loss").add(event["step"], event.get("loss"))
@@ -67,6 +76,16 @@ class Live:
                 for name, value in found.items():
                     if name in self._curves or len(self._curves) <= _CURVES:
                         self._curve(name).add(event["step"], value)
+
+    def _begin_after(self, step: int) -> None:
+        """Training begins after ``step``, which may have been passed before."""
+        if not self._otherwise:
+            return
+        self._otherwise = False
+        for curve in self._curves.values():
+            curve.forget(step)
+        if self._now.get("step", 0) > step:
+            self._now = {key: self._now.get(key) for key in ("stops_at", "total")}
 
     def tell_now_and_again(self) -> None:
         """Tell, in the background, if it is time to."""

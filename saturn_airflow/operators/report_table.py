@@ -81,9 +81,9 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
 
 def _untold_refusals(outcome: Outcome) -> list[RefusedStrategy]:
     """Those that the outcome's reason does not tell."""
-    planned, ended = outcome.planned, outcome.status == Status.CHANGES_RESULT
-    own = (planned.technique, planned.devices) if ended and planned else None
-    return [refusal for refusal in outcome.refusals if (refusal.technique, refusal.devices) != own]
+    planned = outcome.planned
+    own = (planned.technique, planned.devices, outcome.status) if planned else None
+    return [one for one in outcome.refusals if (one.technique, one.devices, one.status) != own]
 
 
 def _endings(result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[str]:

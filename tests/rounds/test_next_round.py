@@ -306,3 +306,39 @@ def test_later_rounds_plan_without_what_training_was_refused(tmp_path: Path) -> 
     assert {entry.technique for entry in later if entry.name == "one"} == {"single"}
     alone = dataclasses.replace(problem, jobs=(PlannedJob("one", options[1:]),))
     assert without_refused(dataclasses.replace(found, problem=alone)).problem == alone
+
+
+def refused_to(state: SweepState, *refusals: RefusedStrategy) -> SweepState:
+    """``state`` at a boundary, with ``one`` refused these; every job might have ``ddp``, too."""
+    wide = [dataclasses.replace(e, technique="ddp", devices=2) for e in ESTIMATES.values()]
+    options = (Option("single", 1, {"cpu": 100.0}), Option("ddp", 2, {"cpu": 40.0}))
+    same = {name: dataclasses.replace(JOBS["one"], name=name) for name in JOBS}
+    problem = Problem("p", (Node("a", 2, "cpu"),), tuple(PlannedJob(name, options) for name in JOBS))
+    estimates = by_key(*ESTIMATES.values(), *wide)
+    state = at_boundary(dataclasses.replace(state, problem=problem, jobs=same, estimates=estimates), {})
+    return dataclasses.replace(state, progress={**state.progress, "one": Progress(refusals=refusals)})
+
+
+@pytest.mark.parametrize(
+    ("status", "of_others"),
+    [
+        (Status.CHANGES_RESULT, ["single"]),
+        (Status.DOES_NOT_FIT, ["single", "ddp"]),
+        (Status.OUT_OF_MEMORY, ["single", "ddp"]),
+    ],
+)
+def test_what_is_refused_to_a_job_alone_says_nothing_of_others(status: Status, of_others: list[str]) -> None:
+    """As where one of two wants to be exact, or met a batch that memory did not suffice for."""
+    refusal = RefusedStrategy(technique="ddp", devices=2, reason="no", status=status)
+    found = without_refused(refused_to(beginning(), refusal))
+    left = {job.name: [option.technique for option in job.options] for job in found.problem.jobs}
+    assert left == {"one": ["single"], "two": of_others, "three": of_others}
+
+
+def test_a_plan_from_before_a_refusal_is_not_carried_on_though_a_round_between_came_to_nothing() -> None:
+    """The round between had left what it knew of the refusal, and no plan."""
+    state = refused_to(beginning(), RefusedStrategy(technique="ddp", devices=2, reason="it differs"))
+    between = dataclasses.replace(state, problem=without_refused(state).problem)
+    found = without_refused(between)
+    _, later = planned(found)
+    assert {entry.technique for entry in later if entry.name == "one"} == {"single"}

@@ -96,6 +96,25 @@ def test_steps_of_a_resumed_run_do_not_turn_progress_back() -> None:
     assert len(live.told()["curves"]["loss"]) == 3
 
 
+def test_what_a_refused_strategy_trained_is_not_what_the_job_shows() -> None:
+    refused = {"event": "refused", "technique": "ddp", "devices": 2, "reason": "it differs", "step": 100}
+    began = {"event": "start", "step": 20, "total_batches": 200, "time": 1.0}
+    before = [step(number, loss=9.0) for number in range(1, 101)]
+    after = [step(number, loss=1.0) for number in range(21, 31)]
+    live = Live(lambda told: None, {}, stops_at=150)
+    live.hear([{**began, "step": 0}, *before, {"event": "eval", "step": 100, "epoch": 0, "eval_loss": 9.0}])
+    live.hear([refused, began])
+    assert live.told()["now"] == {"stops_at": 150, "total": 200}
+    live.hear(after)
+    told = live.told()
+    assert (told["now"]["step"], told["now"]["loss"]) == (30, 1.0)
+    assert {value for number, value in told["curves"]["loss"] if number > 20} == {1.0}
+    assert told["curves"]["eval_loss"] == []
+    # A strategy that was refused before it trained, or ran out of memory, takes nothing back.
+    live.hear([{**refused, "step": None}, began, step(21, loss=5.0)])
+    assert live.told()["now"]["step"] == 30
+
+
 def test_the_value_that_doomed_a_job_is_told_beside_those_of_who_stays() -> None:
     histories = {
         "a": {1.0: 0.9},

@@ -9,7 +9,9 @@ import pytest
 from running import small_job, spec_for
 
 from saturn_airflow.launch import leases, past_runs, progress, runs
+from saturn_airflow.launch.giving_way import GivingWay
 from saturn_airflow.launch.request import Measure
+from saturn_airflow.launch.turn_at_node import Sharing
 from saturn_airflow.model.claims import Claim, claim_of
 from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.sharing import SharedSweep
@@ -100,3 +102,18 @@ def test_it_leaves_devices_that_another_got(mode: str, tmp_path: Path) -> None:
         assert [event["step"] for event in said if event["event"] == "step"] == list(range(1, 151))
     else:
         assert [event["event"] for event in said].count("launched") == 2
+
+
+def test_what_a_refused_strategy_trained_is_still_to_be_trained(tmp_path: Path) -> None:
+    facts = SharedSweep("a", (), arrived=0.0, alone=1e9)
+    mine = claim_of(facts, "runs", "single", {("single", 1): (100.0, 2.0)}, made=1.0)
+    with leases.acquire(["d0"], "runs", folder=tmp_path, sharing=Sharing(mine, ("d0",))) as lease:
+        stay = GivingWay(Sharing(mine, ("d0",)), lease, tmp_path)
+        step = {"event": "step", "epoch": 0, "seconds": 0.1, "loss": 1.0}
+        start = {"event": "start", "total_batches": 100, "step": 0}
+        for event in (start, {**step, "step": 60}):
+            stay.note(event)
+        assert stay.expected_seconds() == pytest.approx(2 + 0.6 * 98)
+        for event in ({"event": "refused", "step": 60}, {**start, "step": 20}):
+            stay.note(event)
+        assert stay.expected_seconds() == pytest.approx(2 + 0.2 * 98)

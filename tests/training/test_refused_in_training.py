@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from running import small_job, spec_for
 from test_late_changes import EPOCHS, job
 
 from saturn_airflow import Job
-from saturn_airflow.launch import event_file, failures, past_runs, progress, runs
+from saturn_airflow.launch import event_file, failures, leases, past_runs, progress, runs
 from saturn_airflow.launch.giving_way import TurnsOfRun
+from saturn_airflow.model.claims import HERE
 from saturn_airflow.model.entries import Strategy
+from saturn_airflow.model.plan import Place
 
 pytestmark = pytest.mark.ranks
 OTHERS = (
@@ -54,6 +57,10 @@ def test_a_job_goes_on_under_another_strategy_from_before_what_was_refused(tmp_p
     assert told.endswith("training goes on under single x 1")
     assert [e["technique"] for e in event_file.every(run.folder, "leased")] == ["ddp", "single"]
     assert {speed.technique for speed in progress.of(run.spec.folder).speeds} <= {"single"}
+    first, *_, last = (e["clock"] for e in run.so_far() if e["event"] in ("leased", "launched"))
+    held = past_runs.time_on_devices(run.spec.folder)
+    assert held["before_seconds"] == pytest.approx(last - first)
+    assert held["before_seconds"] < held["actual_seconds"]
 
 
 def test_what_is_not_exact_is_no_refusal_for_others(tmp_path: Path) -> None:
@@ -106,8 +113,44 @@ def test_where_memory_ran_out_a_job_goes_on_under_what_took_less(
     while turn.goes_on_after(ran_out, told.append):
         seen.append(turn.spec.technique)
     assert seen == expected
-    assert [event["event"] for event in told] == ["warning", "leased"] * len(expected)
-    assert all("ran out of memory (" in event["message"] for event in told[::2])
+    assert [event["event"] for event in told] == ["refused", "warning", "leased"] * len(expected)
+    assert all("ran out of memory (" in event["message"] for event in told[1::3])
+    assert all(event["step"] is None for event in told[::3]), "what it trained counts"
+
+
+@pytest.mark.parametrize("occupied", [False, True])
+def test_where_memory_ran_out_the_next_run_begins_under_what_took_less(
+    tmp_path: Path, occupied: bool
+) -> None:
+    """The run that had gone on under it may have been told to stop."""
+    strategies = tuple(
+        Strategy(technique=name, devices=n, seconds=1.0, peak_device_bytes=peak, parameters={"n": peak})
+        for name, n, peak in (("ddp", 2, 8), ("fsdp", 2, 4), ("single", 1, 2))
+    )
+    spec = spec_for(tmp_path, small_job(), "ddp", 2, strategies=strategies, parameters={"n": 8})
+    said = list[dict[str, Any]]([{"event": "format", "time": 1.0}])
+    first = TurnsOfRun(spec, ("n0", "n1"))
+    first.device_ids = (0, 1)
+    ran_out = failures.describe(torch.OutOfMemoryError("CUDA out of memory"))
+    assert first.goes_on_after(ran_out, said.append, occupied)
+    run = Path(spec.folder) / "runs" / "0001"
+    run.mkdir(parents=True)
+    (run / "alive").touch()
+    (run / event_file.NAME).write_text("".join(json.dumps({**e, "time": 1.0}) + "\n" for e in said))
+    later = TurnsOfRun(spec, ("n0", "n1"))
+    began = "ddp" if occupied else "fsdp"  # what others filled may be free by then
+    assert (later.spec.technique, later.spec.devices) == (began, 2)
+    assert bool(later.result()) is not occupied
+    with leases.acquire(["n0", "n1"], "it", folder=tmp_path / "leases") as lease:
+        assert later.begin(lease, tmp_path / "leases")["technique"] == began
+        lease.place = Place("ddp", 2, HERE, (0, 1))  # those beside it count with the planned one
+        assert later.begin(lease, tmp_path / "leases")["technique"] == began
+    otherwise = dataclasses.replace(spec, parameters={"n": 7})
+    assert TurnsOfRun(otherwise, ("n0", "n1")).spec.technique == "ddp"
+    alone = dataclasses.replace(spec, strategies=strategies[:1])
+    assert TurnsOfRun(alone, ("n0", "n1")).spec == alone
+    measured = dataclasses.replace(spec, mode="trial")
+    assert TurnsOfRun(measured, ("n0", "n1")).spec == measured
 
 
 def test_a_job_without_another_strategy_ends(tmp_path: Path) -> None:
