@@ -8,7 +8,7 @@ from typing import Any
 
 from saturn_airflow.launch import event_file
 from saturn_airflow.launch.event_file import Event
-from saturn_airflow.launch.runs import Run, all_of
+from saturn_airflow.launch.followed_run import Run, all_of
 from saturn_airflow.model.refusals import RefusedStrategy
 from saturn_airflow.model.status import Status
 
