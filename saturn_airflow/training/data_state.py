@@ -7,8 +7,12 @@ job's own code among them names: global variables of Python modules, attributes 
 
 from __future__ import annotations
 
+import base64
 import copy
+import copyreg
+import ctypes
 import functools
+import io
 import itertools
 import json
 import operator
@@ -34,6 +38,8 @@ _MOST = 4096  # objects
 _READ = 2**23  # numbers of an array by which it is known
 _CONTAINERS = (list, tuple, deque, dict, set)
 _CODE = (type, types.ModuleType, types.FunctionType)
+# What nothing is put in the place of: open files, and numbers that processes share (multiprocessing.Value).
+_FROM_OUTSIDE = (io.IOBase, ctypes._SimpleCData, ctypes.Array)
 _ROOTS = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
 
 
@@ -44,9 +50,17 @@ class DataState:
         self._loader = loader
         self._given = self.summaries()
 
-    def changed(self) -> bool:
-        """Whether anything is not as it was at first."""
-        return self.summaries() != self._given
+    def changed(self, *, in_files: bool = True) -> bool:
+        """Whether anything is not as it was at first.
+
+        :param in_files: also where open files and iterators are read on next.
+        """
+        places = self._places()
+        return not self._given.keys() <= places.keys() or any(
+            summary(place.value) != self._given.get(path)
+            for path, place in places.items()
+            if in_files or not _is_read_on(place.value)
+        )
 
     def values(self) -> list[dict[str, Any] | None]:
         """What has changed, JSON-ready: of the dataset or iterable itself by its attributes, else by where it
@@ -58,7 +72,7 @@ class DataState:
         # What has taken the place of a value is not found again by what it holds.
         lost = self._given.keys() - summaries.keys() or {p for p in new if not self._is_attribute(p)}
         try:
-            kept = {path: plain_values.encode(places[path].value, path) for path in new if not lost}
+            kept = {path: _encoded(places[path].value, path) for path in new if not lost}
         except JobError:
             lost = new
         own = {path.partition(".")[2]: kept.pop(path) for path in list(kept) if self._is_own(path)}
@@ -73,7 +87,9 @@ class DataState:
             return False
         places = self._places()
         for path, value in {**{f"{self._root}.{name}": v for name, v in own.items()}, **others}.items():
-            if path in places:
+            if path in places and isinstance(places[path].value, _FROM_OUTSIDE):
+                _set_from_outside(places[path].value, value)
+            elif path in places:
                 found = plain_values.restored(places[path].value, value)
                 if found is not places[path].value:
                     places[path].put(found)
@@ -178,7 +194,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any, Put]]:
         for key, part in itertools.islice(items, _LOOKED_INTO if len(value) <= _LOOKED_INTO else 0):
             if not _is_immutable(part):
                 yield f"[{key!r}]", part, cannot
-    elif not (plain_values.is_scalar(value) or isinstance(value, torch.Tensor | types.ModuleType)):
+    elif not (
+        plain_values.is_scalar(value) or isinstance(value, (torch.Tensor, types.ModuleType, *_FROM_OUTSIDE))
+    ):
         for name, part in list(getattr(value, "__dict__", {}).items()):
             yield f".{name}", part, functools.partial(object.__setattr__, value, name)
 
@@ -237,6 +255,10 @@ def summary(value: Any) -> Any:
         return value.shape, str(value.dtype), zlib.crc32(few.tobytes()) if plain else id(value)
     if isinstance(value, torch.Tensor):
         return _summary_of_tensor(value)
+    if isinstance(value, _FROM_OUTSIDE):
+        return _from_outside(value)
+    if _is_read_on(value):
+        return object()  # which is no other's equal: how far it has got, nobody sees
     if plain_values.is_scalar(value):
         return type(value).__name__, repr(value)
     if isinstance(value, dict):
@@ -255,6 +277,55 @@ def _summary_of_tensor(value: torch.Tensor) -> Any:
     return value.shape, str(value.dtype), zlib.crc32(numbers.data)
 
 
+def _is_read_on(value: Any) -> bool:
+    """Whether it is an open file, or an iterator of which nobody sees how far it has got, as a database's."""
+    if isinstance(value, io.IOBase):
+        return True
+    if (
+        not isinstance(value, Iterator)
+        or isinstance(value, types.GeneratorType)
+        or hasattr(value, "__dict__")
+    ):
+        return False
+    try:
+        return value.__reduce__()[0] is copyreg.__dict__["_reconstructor"]  # which tells nothing
+    except Exception:
+        return True
+
+
+def _from_outside(value: Any) -> int | str | None:
+    """The place that an open file is read from next, None where nobody knows; or numbers as text."""
+    if not isinstance(value, io.IOBase):
+        numbers = ctypes.string_at(ctypes.addressof(value), ctypes.sizeof(value))
+        return base64.b64encode(numbers).decode()
+    try:
+        return value.tell() if value.readable() and value.seekable() else None
+    except (OSError, ValueError):  # closed, or gone through as an iterator
+        return None
+
+
+def _set_from_outside(value: Any, told: int | str | None) -> None:
+    """Have ``value`` be as :func:`_from_outside` told."""
+    if isinstance(value, io.IOBase):
+        if isinstance(told, int):
+            value.seek(told)
+    elif isinstance(told, str):
+        numbers = base64.b64decode(told)
+        ctypes.memmove(ctypes.addressof(value), numbers, min(len(numbers), ctypes.sizeof(value)))
+
+
+def _encoded(value: Any, path: str) -> Any:
+    """``value`` as JSON can hold it.
+
+    :raises JobError: where it can't.
+    """
+    if not isinstance(value, _FROM_OUTSIDE):
+        return plain_values.encode(value, path)
+    if (told := _from_outside(value)) is None:
+        raise JobError(f"nobody knows where {path} is read from next")
+    return told
+
+
 def _of_item(value: Any) -> Any:
     return value if type(value) in (int, str, bool, float, bytes, type(None)) else id(value)
 
@@ -263,6 +334,9 @@ def _copied(value: Any) -> Callable[[ValuePlace], object]:
     """What gives a place the value it has now."""
     if (state := plain_values.generator_state(value)) is not None:
         return lambda place: plain_values.set_generator_state(place.value, state)
+    if isinstance(value, _FROM_OUTSIDE):
+        told = _from_outside(value)
+        return lambda place: _set_from_outside(place.value, told)
     if isinstance(value, np.ndarray | torch.Tensor):
         if isinstance(value, np.memmap) or value.nbytes > plain_values.LARGEST:
             return lambda place: place.put(place.value)

@@ -82,13 +82,14 @@ def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
         return False
     samples = SeededSamples(dataset, seed)
     keys = [(0, 0), (0, len(dataset) // 2)]
-    if not _forgets_others(dataset, seed, keys):
+    if not _forgets_others(dataset, seed, keys) or not _are_fetched_alone(dataset, seed, keys):
         return False
     with DataState(dataset).put_back(), DataState(collate).put_back():
         try:
             first, state = samples.__getitems__(keys), DataState(dataset)
             again = samples.__getitems__(keys)
-            if state.changed() or not all(map(alike, first, again)):
+            # Where a file is read from does not matter: other samples would show that it does.
+            if state.changed(in_files=False) or not all(map(alike, first, again)):
                 return False
         except Exception:
             return False  # such as where only workers have opened its files
@@ -96,7 +97,7 @@ def samples_stand_alone(loader: DataLoader[Any], seed: int) -> bool:
             first, again = copy.deepcopy((first, again))  # which some change
             batch, state = collate(first), DataState(collate)
             rng.seed(seed, "collate", *itertools.chain.from_iterable(keys))
-            return alike(batch, collate(again)) and not state.changed()
+            return alike(batch, collate(again)) and not state.changed(in_files=False)
     return True
 
 
@@ -123,7 +124,7 @@ def _forgets_others(dataset: Any, seed: int, keys: list[tuple[int, int]]) -> boo
             remembers = once and not again and last not in [index for _, index in keys]
         except Exception:
             return True  # whoever fetches them says why they can't be
-        seen = state.changed()
+        seen = state.changed(in_files=False)
     if remembers and not seen:
         raise JobError(
             "the dataset draws random numbers for a sample when that is fetched first, and remembers them "
@@ -132,6 +133,24 @@ def _forgets_others(dataset: Any, seed: int, keys: list[tuple[int, int]]) -> boo
             "(torch.Generator().manual_seed(index)), or keep what was drawn in an attribute of the dataset"
         )
     return not remembers
+
+
+def _are_fetched_alone(dataset: Any, seed: int, keys: list[tuple[int, int]]) -> bool:
+    """Whether samples that a loader gets at once, where the dataset has ``__getitems__``, are those that it
+    gets one by one, as they are not where a transform works on all of a batch."""
+    at_once = getattr(dataset, "__getitems__", None)
+    if not at_once:
+        return True
+    indices, found = [index for _, index in keys], []
+    with DataState(dataset).put_back() as back:
+        try:
+            for fetch in (at_once, lambda indices: [dataset[index] for index in indices]):
+                rng.seed(seed, "at once")
+                found.append(copy.deepcopy(fetch(indices)))
+                back()
+        except Exception:
+            return False  # such as where it has nothing but that
+    return len(found[0]) == len(found[1]) and all(map(alike, *found))
 
 
 def _draws(dataset: Any, position: tuple[int | str, ...], index: int) -> bool:
@@ -243,4 +262,4 @@ def is_table(loader: Any) -> bool:
     sampler: Any = loader.sampler
     if shuffles(sampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)
-    return type(sampler) is SequentialSampler
+    return type(sampler) is SequentialSampler and len(sampler) == len(loader.dataset)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import random
+import sqlite3
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -136,6 +139,73 @@ class Files(IterableDataset[Any]):
         worker = get_worker_info()
         names = self.names[worker.id :: worker.num_workers] if worker else self.names
         yield from (torch.tensor(float(len(str(name)))) for name in names)
+
+
+class AtOnce(Rows):
+    """Samples that are fetched at once it mixes, as a transform of batches does."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [torch.tensor(float(index + sum(indices) / 100)) for index in indices]
+
+
+class CountsTogether(Rows):
+    """Counts what all its workers have fetched."""
+
+    def __init__(self) -> None:
+        self.fetched = multiprocessing.Value("i", 0)
+
+    def __getitem__(self, index: int) -> Any:
+        with self.fetched.get_lock():
+            self.fetched.value += 1
+            return super().__getitem__(index) + self.fetched.value / 100
+
+
+class Seeks(Rows):
+    """Finds each sample in an open file."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open
+        self.file.write(bytes(range(SIZE)))
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.seek(index)
+        return torch.tensor(float(ord(self.file.read(1))))
+
+
+class ReadsOn(IterableDataset[Any]):
+    """In each epoch the next lines of a file, or of what reads from one.
+
+    :param lines: what reads from the open file.
+    """
+
+    def __init__(self, lines: Callable[[Any], Any]) -> None:
+        self.file = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it stays open
+        self.file.writelines(f"{number}\n" for number in range(100))
+        self.file.seek(0)
+        self.lines = lines(self.file)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(SIZE):
+            yield torch.tensor(float("".join(next(self.lines))))
+
+
+class ByRow(ReadsOn):
+    """Reads line by line, by which a file still knows where it is."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda file: None)
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(SIZE):
+            yield torch.tensor(float(self.file.readline()))
+
+
+def selected(file: Any) -> Any:
+    """The lines of a file, from a database."""
+    base = sqlite3.connect(":memory:")
+    base.execute("create table rows (line text)")
+    base.executemany("insert into rows values (?)", [(line,) for line in file])
+    return base.execute("select line from rows order by rowid")
 
 
 class WithIterator(IterableDataset[Any]):

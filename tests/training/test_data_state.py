@@ -5,6 +5,7 @@ The plain loop is torch's DataLoader alone, told the epoch as training loops tel
 
 from __future__ import annotations
 
+import csv
 import itertools
 import random
 from collections.abc import Callable
@@ -17,10 +18,13 @@ import torch
 from stateful_data import (
     BATCH,
     SIZE,
+    AtOnce,
     ByEpoch,
+    ByRow,
     Caches,
     Counts,
     CountsInModule,
+    CountsTogether,
     Draws,
     DrawsLate,
     DrawsOfModule,
@@ -29,7 +33,9 @@ from stateful_data import (
     InPlace,
     Longer,
     Mixes,
+    ReadsOn,
     Rows,
+    Seeks,
     WithCycle,
     WithIterator,
     collate_with,
@@ -37,6 +43,7 @@ from stateful_data import (
     fresh,
     g,
     mixed,
+    selected,
     shift,
 )
 from torch.utils.data import (
@@ -44,6 +51,7 @@ from torch.utils.data import (
     ChainDataset,
     DataLoader,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -91,6 +99,13 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "files as tuples": lambda: DataLoader(files(as_tuples=True), BATCH),
     "files in a chain": lambda: DataLoader(ChainDataset([files(), files()]), BATCH),
     "an iterator": lambda: DataLoader(WithIterator(), BATCH),
+    "an open file": lambda: DataLoader(ByRow(), BATCH),
+    "an open file as an iterator": lambda: DataLoader(ReadsOn(iter), BATCH),
+    "a reader of a file": lambda: DataLoader(ReadsOn(csv.reader), BATCH),
+    "a database": lambda: DataLoader(ReadsOn(selected), BATCH),
+    "counts for all processes": lambda: DataLoader(CountsTogether(), BATCH),
+    "samples fetched at once": lambda: DataLoader(AtOnce(), BATCH),
+    "the first samples": lambda: DataLoader(Rows(), BATCH, sampler=SequentialSampler(range(4))),
     "an endless cycle": lambda: DataLoader(WithCycle(iter), BATCH),
     "a cycle within": lambda: DataLoader(WithCycle(lambda noise: map(abs, noise)), BATCH),
     "longer than it says": lambda: DataLoader(Longer(), BATCH),
@@ -157,7 +172,8 @@ def test_what_is_run_through_is_put_back(name: str) -> None:
     with state.put_back() as is_back:
         list(own)
     # A counter that was the class's is the object's own by then.
-    lost = ("an iterator", "an endless cycle", "a cycle within", "counts calls")
+    lost = ["an iterator", "an endless cycle", "a cycle within", "counts calls"]
+    lost += ["a reader of a file", "a database"]
     assert is_back() == (name not in lost)
 
 
@@ -186,7 +202,9 @@ def test_what_is_resumed_goes_on_with_the_same_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "own", [Rows(), Caches(), Subset(Rows(), range(5))], ids=["rows", "caches", "a subset"]
+    "own",
+    [Rows(), Caches(), Subset(Rows(), range(5)), Seeks()],
+    ids=["rows", "caches", "a subset", "an open file"],
 )
 def test_samples_that_stand_alone_are_fetched_by_whom_they_are_for(
     own: Any, monkeypatch: pytest.MonkeyPatch
