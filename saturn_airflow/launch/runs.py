@@ -75,10 +75,15 @@ def _start(spec: RunSpec, folder: Path, handed: HandedOver) -> Run:
     folders = [*spec.technique_folders, os.environ.get(TECHNIQUES_VARIABLE, "")]
     passed, kept_back = environment.for_users_code(os.environ)
     _say_kept_back(tuple(kept_back))
-    variables = passed | {
-        "PYTHONUNBUFFERED": "1",
-        TECHNIQUES_VARIABLE: os.pathsep.join(filter(None, folders)),
-    }
+    # Sets of texts are gone through in one order in all processes: by it jobs number words and classes.
+    variables = (
+        {"PYTHONHASHSEED": "0"}
+        | passed
+        | {
+            "PYTHONUNBUFFERED": "1",
+            TECHNIQUES_VARIABLE: os.pathsep.join(filter(None, folders)),
+        }
+    )
     job = spec.job
     references = map(str, filter(None, [job.load_model, job.load_dataloader, job.loss_function]))
     process: subprocess.Popen[bytes] | None = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,10 @@ def test_a_rank_does_not_have_the_keys_of_the_deployment(
         assert [name for name, value in seen["own"].items() if secret in value] == []
         assert [text for text in seen["of_processes"] if secret in text] == []
     assert {name: seen["own"].get(name) for name in NEEDED} == NEEDED
+    # By which jobs number words and classes: a run that goes on does it as the one before.
+    code = "import json; print(json.dumps(list(set('red green blue black'.split()))))"
+    variables = {**os.environ, "PYTHONHASHSEED": "0"}
+    assert seen["order"] == json.loads(subprocess.check_output([sys.executable, "-c", code], env=variables))
     assert "POSTGRES_PASSWORD" in caplog.text
     assert max(record.levelno for record in caplog.records) == logging.INFO, "there is nothing to do"
     assert "AIRFLOW_CONN_SHOP" in caplog.text

@@ -48,7 +48,8 @@ def parent_of(run: Run) -> int:
 def kept_of_a_run() -> dict[str, str]:
     """The variables of the server that a run of :func:`spec_for` asks."""
     passed, _ = environment.for_users_code(os.environ)
-    return fork_server._kept({**passed, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+    return fork_server._kept({**passed, **ours})
 
 
 def test_runs_share_one_server_that_outlives_them(tmp_path: Path) -> None:
