@@ -90,6 +90,8 @@ class BaseTraining:
     code: CodeFiles | None = None
     #: The path of the last one.
     checkpoint: str | None
+    #: By what samples are known before the first step, where checkpoints are written.
+    samples_known_by: str | None = None
     #: What the model is made of, where checkpoints are written.
     structure: Structure | None = None
     #: What the job's first steps made of it; None where an earlier version wrote the checkpoint.

@@ -105,6 +105,10 @@ class Data(Protocol):
         """Around looks at batches, after which the data's own objects count as if nobody had looked."""
         ...
 
+    def known_by(self) -> str | None:
+        """A text by which a few of the samples are known; None where they can't be had without the others."""
+        ...
+
     def watched(self) -> Callable[[], bool]:
         """What tells later whether the data's own objects are others by then."""
         ...
@@ -149,6 +153,9 @@ class KeepsNothing:
 
     def reading(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def known_by(self) -> str | None:
+        return None
 
     def watched(self) -> Callable[[], bool]:
         return lambda: False

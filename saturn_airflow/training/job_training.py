@@ -121,6 +121,7 @@ class Training(BaseTraining):
         self.checkpoint: str | None = None
         self.checkpoints = resuming.checkpoints(self)
         if self.checkpoints is not None:
+            self.samples_known_by = self.data.known_by()
             self._resume(self.checkpoints)
         self._schedule()
         self._look_at_alike()

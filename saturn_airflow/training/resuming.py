@@ -35,6 +35,7 @@ def to_dict(training: BaseTraining, lacks: Sequence[str] = ()) -> dict[str, Any]
         "lr": [float(group["lr"]) for group in training.optimizer.param_groups],
         "plateau": training.plateau.to_dict(),
         "extent": training.data.extent,
+        "samples": training.samples_known_by,
         "data": training.data.kept(training.position),
         "technique": training.request.technique,
         "devices": training.ranks.size,
@@ -146,6 +147,14 @@ def _check_data(training: BaseTraining, extra: Mapping[str, Any]) -> None:
         training.begin_epoch_anew(
             f"the data have changed since {training.checkpoint} was written: an epoch had {was}, and has "
             f"{is_now}. Epoch {epoch}, of which {batch} batches were trained, can't go on"
+        )
+    known, known_before = training.samples_known_by, extra.get("samples")
+    if before == now and known is not None and known_before not in (None, known) and not training.finished:
+        training.warn(
+            f"samples are others than those that {training.checkpoint} was trained on, as where files have "
+            "changed, or load_dataloader goes by what differs from process to process, such as a generator "
+            "without a seed (numpy.random.default_rng()) or a folder's order: training goes on with them",
+            mixed=True,
         )
     if training.hparams.batches is None and data.is_sure_of_length and most is not None:
         training.steps_beside = training.step - epoch * most - training.position.batch

@@ -88,6 +88,9 @@ class Stream:
         with self.aside():
             yield from _dealt(self.batches(Position(), Cut(), limit), share, shares)
 
+    def known_by(self) -> str | None:
+        return None
+
     def watched(self) -> Callable[[], bool]:
         return DataState(self._loader).changed if self._loader is not None else lambda: False
 

@@ -61,6 +61,15 @@ def test_between_two_epochs_nothing_begins_anew(tmp_path: Path) -> None:
     assert told["result"]["steps"] == told["result"]["total_batches"] == 10 + 2 * 20
 
 
+def test_other_samples_of_the_same_number_are_told_of(tmp_path: Path) -> None:
+    again = begun(request(growing(tmp_path / "samples", "unseeded"), tmp_path), batches=17)
+    ((told,),) = launch([again])
+    (warning,) = [event for event in told["events"] if event["event"] == "warning"]
+    assert "samples are others than those that" in warning["message"]
+    assert warning["mixed"]
+    assert len(steps(told)) == 30 - 17
+
+
 def test_a_stream_that_ends_before_where_training_stood_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "samples"
     again = begun(request(growing(file, "stream"), tmp_path), batches=17)
