@@ -76,9 +76,10 @@ TERMS: dict[str, Callable[[Any, Batch], torch.Tensor]] = {
     "spread": lambda o, b: o["vector"].mean(0).square().sum(),
     "not linear": lambda o, b: cross_entropy(o["logits"].flatten(0, 1), b["labels"].flatten()).exp(),
     "flooded": lambda o, b: (cross_entropy(o["logits"].flatten(0, 1), b["labels"].flatten()) - 0.05).abs(),
+    "clamped": lambda o, b: cross_entropy(o["logits"].flatten(0, 1), b["labels"].flatten()).clamp(max=30),
 }
 #: What no cut can be right for, whatever stands beside it.
-COUPLED = {"in-batch negatives", "spread", "not linear", "flooded"}
+COUPLED = {"in-batch negatives", "spread", "not linear", "flooded", "clamped"}
 
 
 def loss_of(terms: Sequence[tuple[str, float]]) -> Callable[[Any, Batch], torch.Tensor]:

@@ -37,6 +37,7 @@ from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, LossMeans
 from saturn_airflow.training.nested import map_tensors
 
 _SMALL = 1e-3  # what means come to in training, as a share of what they are at first
+_LARGE = 100.0  # and at a batch of outliers
 _SAMPLES = 4  # that are looked at, where a device computes fewer at once
 
 
@@ -250,20 +251,26 @@ def _rows(samples: int) -> list[range]:
 
 
 def _refuse_nonlinear(whole: Part, parts: Sequence[Part], evaluate: EvaluateRows) -> None:
-    """Check that the loss is a linear function of the means in it while these shrink, as they do in training.
+    """Check that the loss is a linear function of the means in it while these shrink, as they do in training,
+    or are far larger, as at outliers.
 
     :raises DoesNotFit: when it is none, as with ``abs``, which may do otherwise with a part's mean.
     """
     for rows, part in zip(_rows(whole.samples), parts, strict=True):
         if not any(part.means) or not math.isfinite(part.loss):
             continue
-        half, small, again = (evaluate(rows, 0, None, scale).loss for scale in (0.5, _SMALL, 1.0))
+        scales = (0.5, _LARGE, _SMALL, 1.0)
+        half, large, small, again = (evaluate(rows, 0, None, scale).loss for scale in scales)
         if not _is_near(whole, again, part.loss):
             return  # it counts, or draws: what it made of smaller means tells nothing
-        linear = part.loss + (small - part.loss) * 0.5 / (1 - _SMALL)
+        slope = (part.loss - small) / (1 - _SMALL)
+        off = (
+            abs(small + slope * (0.5 - _SMALL) - half),
+            abs(small + slope * (_LARGE - _SMALL) - large) / _LARGE,
+        )
         # Each is a sum of terms that may cancel out.
         size = abs(part.loss) + abs(small) + max(map(abs, part.means))
-        if math.isfinite(half + small) and abs(half - linear) > max(1e-9, 200 * whole.epsilon) * size:
+        if math.isfinite(sum(off)) and max(off) > max(1e-9, 200 * whole.epsilon) * size:
             raise DoesNotFit(
                 "their losses will not make up the whole's: it is no linear function of the means in it, as "
                 "with abs, clamp or a power, which may do otherwise with a part's mean; leave batches whole "
