@@ -169,7 +169,26 @@ def test_annealing_times_rows_as_schedules_are_timed(problem: Problem, rng: rand
         runs = times(instance, node, row)
         weights = [problem.jobs[run.job].weight for run in runs]
         ends = sum(weight * run.end for weight, run in zip(weights, runs, strict=True))
-        assert energies[node] == pytest.approx(ends)
+        assert energies[node] == pytest.approx([ends, max((run.end for run in runs), default=0)])
+
+
+@many
+@given(problems(), st.randoms(use_true_random=False))
+def test_annealing_leaves_out_modes_that_no_better_schedule_has(problem: Problem, rng: random.Random) -> None:
+    instance = group(problem)
+    one, other = sorted((drawn_schedule(instance, rng) for _ in range(2)), key=lambda s: ends_at(instance, s))
+    arrays, state = annealing._problem(instance), annealing._state(instance, other)
+    annealing._leave_out_late_modes(arrays, state, ends_at(instance, other))
+    if ends_at(instance, one) < ends_at(instance, other):
+        for node, row in enumerate(one):
+            assert all(placed.mode >= arrays.firsts[instance.type_of[node], placed.job] for placed in row)
+    for node, row in enumerate(annealing._schedule(instance, state)):
+        kind = instance.type_of[node]
+        for job, mode in row:
+            takes = instance.modes[job][kind]
+            free = instance.types[kind].free[takes[mode].devices - 1]
+            end = max(free, problem.jobs[job].release) + takes[mode].seconds
+            assert end < ends_at(instance, other) or mode == len(takes) - 1
 
 
 def test_annealing_leaves_devices_free_that_have_been_for_long() -> None:
@@ -181,7 +200,7 @@ def test_annealing_leaves_devices_free_that_have_been_for_long() -> None:
     instance = group(Problem("x", (Node("a", 3, "cpu"),), tuple(jobs)))
     state = annealing._state(instance, [[Placed(0, 0), Placed(1, 0), Placed(2, 0)]])
     energy = annealing.completion_energy(1.0, 1)
-    assert annealing._row_energies(annealing._problem(instance), energy, state)[0] == 5 + 16 + 1
+    assert annealing._row_energies(annealing._problem(instance), energy, state)[0, 0] == 5 + 16 + 1
 
 
 def test_slack_counts_in_packing_by_how_large_its_node_is() -> None:

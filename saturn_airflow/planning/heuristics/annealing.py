@@ -20,8 +20,6 @@ from saturn_airflow.planning.instances.instance import Instance
 from saturn_airflow.planning.instances.schedule import Placed, Schedule
 
 _ENDS, _WEIGHTED_ENDS, _DEVICE_TIME = 0, 1, 2
-#: Exponent of the makespan's energy: a row that is a tenth shorter than the longest counts 1.5 % of it.
-_POWER = 40.0
 #: What a deadline that is missed by its own length costs, in energies of a job.
 _LATE = 20.0
 #: Moves between two looks at the clock, at most and at least.
@@ -48,7 +46,11 @@ class Energy(NamedTuple):
 
 
 def makespan_energy(target: float) -> Energy:
-    """(last end / target)^40: the longest rows count, all others hardly."""
+    """(last end / target)^40, and the mean of that over the ends of the row's devices.
+
+    The longest rows count, all others hardly: one that is a tenth shorter counts 1.5 % of the longest. The
+    mean tells rows of the same last end apart, by how much is left of the devices until then.
+    """
     return Energy(_ENDS, 1 / target)
 
 
@@ -80,16 +82,16 @@ def anneal(
     state = _state(instance, schedule)
     energies = _row_energies(problem, energy, state)
     best = AnnealingState(*(part.copy() for part in state))
-    reached = np.array([_schedule_energy(energy, energies)])
+    reached = np.array([_value(energy, energies)])
     seed = seeded(rng)
     while True:
         temperature = hot * (cold / hot) ** clock.gone
         if energy.name == _ENDS:
             # Scaled by the best makespan so far, the longest rows have an energy of about 1 all the way down:
             # else the 40th power would make it vanish as schedules get better.
-            longest = reached[0] ** (1 / _POWER) / energy.scale
-            energy = makespan_energy(longest)
-            energies, reached[0] = _row_energies(problem, energy, state), 1.0
+            energy = makespan_energy(reached[0])
+            _leave_out_late_modes(problem, state, reached[0])
+            energies = _row_energies(problem, energy, state)
         moves = _moves_per_look(problem, state)
         _make_moves(problem, energy, state, energies, best, reached, temperature, moves, seed)
         if clock.expired:
@@ -108,6 +110,7 @@ class Arrays(NamedTuple):
     :param devices: (types, jobs, most modes) of each mode.
     :param seconds: (types, jobs, most modes) of each mode; infinite where there is none.
     :param modes: (types, jobs) how many there are.
+    :param firsts: (types, jobs) the first of them that is chosen.
     :param releases: (jobs,) seconds.
     :param weights: (jobs,)
     :param types: (nodes,) the type of each.
@@ -118,6 +121,7 @@ class Arrays(NamedTuple):
     devices: Ints
     seconds: Floats
     modes: Ints
+    firsts: Ints
     releases: Floats
     weights: Floats
     types: Ints
@@ -151,6 +155,7 @@ def _problem(instance: Instance) -> Arrays:
         devices,
         seconds,
         np.isfinite(seconds).sum(axis=2),
+        np.zeros(seconds.shape[:2], dtype=np.int64),
         np.array([job.release for job in instance.problem.jobs], dtype=float),
         np.array([job.weight for job in instance.problem.jobs], dtype=float),
         np.array(instance.type_of),
@@ -178,12 +183,20 @@ def _schedule(instance: Instance, state: AnnealingState) -> Schedule:
 
 
 @compiled
-def _schedule_energy(energy: Energy, energies: Floats) -> float:
-    """What is minimised: the largest of the rows' energies for the makespan, otherwise their sum."""
-    largest = total = 0.0
-    for each in energies:
-        largest, total = max(largest, each), total + each
-    return largest if energy.name == _ENDS else total
+def _power(share: float) -> float:
+    """``share`` to the power of 40."""
+    squared = share * share
+    eighth = squared * squared * squared * squared
+    return eighth * eighth * eighth * eighth * eighth
+
+
+@compiled
+def _value(energy: Energy, energies: Floats) -> float:
+    """What is minimised: the makespan in seconds, otherwise the sum of the rows' energies."""
+    last = total = 0.0
+    for row in energies:
+        last, total = max(last, row[1]), total + row[0]
+    return last if energy.name == _ENDS else total
 
 
 @compiled
@@ -196,10 +209,10 @@ def _widest(problem: Arrays) -> int:
 
 @compiled
 def _row_energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Floats:
-    found = np.zeros(len(state.lengths))
+    found = np.zeros((len(state.lengths), 2))
     free = np.zeros(_widest(problem))
     for node in range(len(found)):
-        found[node] = _row_energy(
+        found[node, 0], found[node, 1] = _row_energy(
             problem, energy, node, state.jobs[node], state.modes[node], state.lengths[node], free
         )
     return found
@@ -208,8 +221,10 @@ def _row_energies(problem: Arrays, energy: Energy, state: AnnealingState) -> Flo
 @compiled
 def _row_energy(
     problem: Arrays, energy: Energy, node: int, jobs: Ints, modes: Ints, length: int, free: Floats
-) -> float:
-    """Energy of one row, its jobs started in order, each on the devices that :func:`schedule.times` takes.
+) -> tuple[float, float]:
+    """Energy of one row, and when its last job ends, in seconds.
+
+    Its jobs are started in order, each on the devices that :func:`schedule.times` takes.
 
     :param free: (most devices,) scratch: when devices become free, ascending.
     """
@@ -239,22 +254,52 @@ def _row_energy(
         elif energy.name == _DEVICE_TIME:
             total += wanted * takes
     if energy.name == _ENDS:
-        return float((last * energy.scale) ** _POWER)
+        for device in range(width):
+            total += _power(free[device] * energy.scale)
+        return _power(last * energy.scale) + total / width, last
     # The 1 is at once what a job costs: being late by a little must not pay.
     late = last / energy.deadline - 1
-    return float(total * energy.scale + (energy.late * late + 1 if late > 0 else 0.0))
+    return total * energy.scale + (energy.late * late + 1 if late > 0 else 0.0), last
+
+
+@compiled
+def _leave_out_late_modes(problem: Arrays, state: AnnealingState, makespan: float) -> None:
+    """Choose no more, of each job's modes, the first that do not end before ``makespan``, alone on a node.
+
+    No better schedule has them, and they are hard to leave by moves: until a wider mode has found its room,
+    it makes a row longer, where these are just as long as the longest.
+    """
+    for kind in range(len(problem.firsts)):
+        node = 0
+        while problem.types[node] != kind:
+            node += 1
+        for job in range(len(problem.releases)):
+            first = problem.firsts[kind, job]
+            while first < problem.modes[kind, job]:
+                free = problem.free[node, problem.devices[kind, job, first] - 1]
+                if max(free, problem.releases[job]) + problem.seconds[kind, job, first] < makespan:
+                    break
+                first += 1
+            problem.firsts[kind, job] = first
+    for node in range(len(state.lengths)):
+        kind = problem.types[node]
+        for at in range(state.lengths[node]):
+            job = state.jobs[node, at]
+            first = min(problem.firsts[kind, job], problem.modes[kind, job] - 1)
+            state.modes[node, at] = max(state.modes[node, at], first)
 
 
 @compiled
 def _mode_on(problem: Arrays, node: int, job: int, mode: int, seed: Words) -> int:
     """A mode on ``node``: ``mode`` in 55 % of cases, otherwise any at random; -1 where there is none."""
-    count = problem.modes[problem.types[node], job]
-    if count == 0:
+    kind = problem.types[node]
+    first, count = problem.firsts[kind, job], problem.modes[kind, job]
+    if first == count:
         return -1
     if draw(seed) < 0.55:
         # By number: modes are ordered by width, so on another type it is about as wide.
-        return int(min(mode, count - 1))
-    return int(draw(seed) * count)
+        return int(max(first, min(mode, count - 1)))
+    return int(first + draw(seed) * (count - first))
 
 
 @compiled
@@ -293,8 +338,8 @@ def _make_moves(
     With several nodes, 40 % exchange two jobs of two nodes, 20 % move a job to another node, 15 % change a
     job's mode, 10 % its mode and its place in the row, 15 % its place; with one node, 75 % change the mode.
 
-    :param energies: (nodes,) of the rows of ``state``.
-    :param reached: (1,) energy of ``best``.
+    :param energies: (nodes, 2) of the rows of ``state``: energy, and seconds of the last end.
+    :param reached: (1,) :func:`_value` of ``best``.
     :param moves: how many to try.
     """
     nodes, room = state.jobs.shape
@@ -310,7 +355,7 @@ def _make_moves(
         _copy(state.jobs[one], state.modes[one], length, here_jobs, here_modes)
         job, mode = here_jobs[at], here_modes[at]
         two, other_length = -1, 0
-        there_energy = 0.0
+        there_energy = there_ends = 0.0
         if nodes > 1 and choice < 0.6:
             two = int(draw(seed) * (nodes - 1))
             if two >= one:
@@ -335,28 +380,34 @@ def _make_moves(
                     there_jobs, there_modes, other_length, int(draw(seed) * (other_length + 1)), job, came
                 )
                 other_length += 1
-            there_energy = _row_energy(problem, energy, two, there_jobs, there_modes, other_length, free)
+            there_energy, there_ends = _row_energy(
+                problem, energy, two, there_jobs, there_modes, other_length, free
+            )
         else:
             if choice < 0.85:
-                mode = int(draw(seed) * problem.modes[problem.types[one], job])
+                kind = problem.types[one]
+                first = min(problem.firsts[kind, job], problem.modes[kind, job] - 1)
+                mode = int(first + draw(seed) * (problem.modes[kind, job] - first))
             to = at if choice < 0.75 else int(draw(seed) * length)
             _remove(here_jobs, here_modes, length, at)
             _insert(here_jobs, here_modes, length - 1, to, job, mode)
-        here_energy = _row_energy(problem, energy, one, here_jobs, here_modes, length, free)
+        here_energy, here_ends = _row_energy(problem, energy, one, here_jobs, here_modes, length, free)
         # Metropolis's rule. (For the makespan, too, the energy of a move is the change of the rows' sum: at
         # the 40th power the longest rows are nearly all of it.)
-        change = here_energy - energies[one]
+        change = here_energy - energies[one, 0]
         if two >= 0:
-            change += there_energy - energies[two]
+            change += there_energy - energies[two, 0]
         if change > 0 and draw(seed) >= np.exp(-change / temperature):
             continue
         _copy(here_jobs, here_modes, length, state.jobs[one], state.modes[one])
-        state.lengths[one], energies[one] = length, here_energy
+        state.lengths[one] = length
+        energies[one, 0], energies[one, 1] = here_energy, here_ends
         if two >= 0:
             _copy(there_jobs, there_modes, other_length, state.jobs[two], state.modes[two])
-            state.lengths[two], energies[two] = other_length, there_energy
+            state.lengths[two] = other_length
+            energies[two, 0], energies[two, 1] = there_energy, there_ends
         if change < 0:
-            now = _schedule_energy(energy, energies)
+            now = _value(energy, energies)
             if now < reached[0]:
                 reached[0] = now
                 for node in range(nodes):
