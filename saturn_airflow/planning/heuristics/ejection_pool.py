@@ -201,9 +201,9 @@ def _pack(
         if spent == _REFUTED:
             return False, 0
         memory.spent[slot, 1] += 1
-        if memory.spent[slot, 1] <= _ASKED_AGAIN:
+        if memory.spent[slot, 1] <= _ASKED_AGAIN or spent >= _BRANCHES_AT_ONCE:
             return False, 0
-        effort = spent * 4
+        effort = min(spent * 4, _BRANCHES_AT_ONCE)
     width, end = tables.widths[node], target.end
     # Plain numbers would have the functions compiled once more, for just these numbers.
     share_effort: Any = np.int64(_SHARE_EFFORT)
