@@ -181,6 +181,8 @@ class ReportOperator(BaseOperator):
         uri = mlflow_uri(settings.mlflow_conn_id)
         parent = pull_from_trials(context, settings.trials_task, "sweep")
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
+        for o in outcomes:
+            tracking.end_left_open(o.job, sweep.job_folder(o.job), o.status, o.reason)
         tracking.send_outbox(uri, sweep.folder)
         every = with_runs(run, outcomes)
         result["jobs"] = [outcome.to_dict() for outcome in every]

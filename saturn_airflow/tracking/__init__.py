@@ -10,12 +10,13 @@ from saturn_airflow.tracking.opening_runs import open_job, open_sweep, reopen_jo
 from saturn_airflow.tracking.parameters import METRICS_TAG, job_params, job_tags
 from saturn_airflow.tracking.sending import has_unsent, nobody_sends, send_outbox
 from saturn_airflow.tracking.server import resolve_uri
-from saturn_airflow.tracking.stopping import go_on, running_sweeps, stop_sweep
+from saturn_airflow.tracking.stopping import end_left_open, go_on, running_sweeps, stop_sweep
 
 __all__ = [
     "METRICS_TAG",
     "JobRun",
     "SweepRun",
+    "end_left_open",
     "estimate_store",
     "go_on",
     "has_unsent",

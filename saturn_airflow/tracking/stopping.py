@@ -1,4 +1,4 @@
-"""Ending the runs of sweeps that nobody will report, and going on with them where somebody does after all."""
+"""Ending runs of sweeps and jobs that nobody else will end, and going on where somebody does after all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saturn_airflow.model.status import Status
-from saturn_airflow.tracking import server
+from saturn_airflow.tracking import parameters, server
 from saturn_airflow.tracking.events import STATUSES
 from saturn_airflow.tracking.mlflow_runs import SWEEP_TAG
 from saturn_airflow.tracking.opening_runs import reopen_sweep
@@ -92,3 +92,18 @@ def go_on(uri: str, sweep: Mapping[str, Any], folder: str | Path, patience: floa
     end, began = outbox.last("end", None) or {}, outbox.last("run", sweep["name"]) or {}
     if end.get("status") == STATUSES[_STOPPED] and end["time"] >= began.get("time", 0):
         reopen_sweep(uri, {**sweep, "time": outbox.moment()}, folder, patience)
+
+
+def end_left_open(job: str, folder: str | Path, status: str, reason: str | None) -> None:
+    """End the run of a job that its task has left open, since another try was to go on with it and none will;
+    to be sent.
+
+    :param folder: of the job.
+    :param status: what became of it.
+    """
+    outbox = Outbox(folder)
+    end, began = outbox.last("end", None), outbox.last("run", job) or {}
+    if outbox.size() and (end is None or end["time"] < began.get("time", -1)):
+        known = status if status in STATUSES else Status.FAILED
+        tags = parameters.tags({"saturn.status": known, "saturn.reason": reason})
+        outbox.append({"kind": "end", "status": STATUSES[known], "tags": tags, "time": outbox.moment()})

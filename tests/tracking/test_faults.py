@@ -288,3 +288,31 @@ def test_what_a_full_disk_has_no_room_for_is_not_taken_for_sent(embedded_uri: st
     sweep.check_kept()
     assert tracking.send_outbox(embedded_uri, small_disk.path / "sweep")
     assert client(embedded_uri).get_run(sweep.id).info.status == "FINISHED"
+
+
+def test_the_run_of_a_job_that_its_task_left_to_another_try_is_ended_where_none_comes(
+    embedded_uri: str, tmp_path: Path
+) -> None:
+    """As where somebody marks the task as a success: the report stops its training before Airflow says so."""
+    sweep = open_sweep(embedded_uri, tmp_path)
+    mlflow, ended = client(embedded_uri), {"a": "KILLED", "lost": "FAILED", "done": "FINISHED"}
+    ids = {}
+    for name in ended:
+        job = open_job(embedded_uri, tmp_path, sweep, name)
+        job.follow(step(1))
+        assert job.close("finished") if name == "done" else job.leave()
+        ids[name] = job.id
+    assert {mlflow.get_run(ids[name]).info.status for name in ("a", "lost")} == {"RUNNING"}
+    for status_of in ({"a": "stopped", "lost": "lost", "done": "lost"}, dict.fromkeys(ended, "failed")):
+        for name, status in status_of.items():
+            tracking.end_left_open(name, tmp_path / "sweep" / name, status, "why")
+        assert tracking.send_outbox(embedded_uri, tmp_path / "sweep")
+        assert {name: mlflow.get_run(run).info.status for name, run in ids.items()} == ended
+    tracking.end_left_open("none", tmp_path / "sweep" / "none", "lost", None)
+    assert not (tmp_path / "sweep" / "none").exists()
+    again = open_job(embedded_uri, tmp_path, sweep, "a")  # somebody has cleared it
+    assert again.leave()
+    assert mlflow.get_run(ids["a"]).info.status == "RUNNING"
+    tracking.end_left_open("a", tmp_path / "sweep" / "a", "stopped", "why")
+    assert tracking.send_outbox(embedded_uri, tmp_path / "sweep")
+    assert mlflow.get_run(ids["a"]).info.status == "KILLED"
