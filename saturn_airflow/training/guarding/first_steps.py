@@ -6,7 +6,8 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,9 @@ class PlainSteps:
     :param evaluations: the losses of a batch of the evaluation data: after the first step, where the loop
         takes it, and after the last; none where there are no such data.
     :param remembered: what the loss has to know of single samples, and does by then, after the first step.
+    :param bent: a parameter whose gradient does not grow as its loss does, as where something clamps it or
+        adds noise: gradients of parts do not add up to the whole batch's then. Empty where there is none.
+    :param bent_by_hooks: whether it, or another such one, has hooks.
     :param alone: whether they are compared with those of one device, which draws by generators of the job's
         own what one device draws.
     """
@@ -82,6 +86,8 @@ class PlainSteps:
     random_effect: float = math.inf
     evaluations: list[float] = field(default_factory=list)
     remembered: Keys = field(default_factory=dict)
+    bent: str = ""
+    bent_by_hooks: bool = False
     alone: bool = True
 
 
@@ -205,8 +211,7 @@ def _take_steps(
     # With the randomness that its batches were fetched with.
     followed.refuse_what_training_changes(what.generators.values())
     forgotten = watched.forgotten() if watched is not None and len(steps) > 1 else {}
-    plain.steps = steps
-    plain.drew = what.drew
+    plain.steps, plain.drew = steps, what.drew
     if steps and len(steps) == len(batches):
         with without_randomness():
             plain.evaluations += _evaluated(plain, job, loop, eval_data)
@@ -217,6 +222,7 @@ def _take_steps(
         pairs.refuse_means(job, loop, steps[0], data, [*batches.values(), *random])
         plain.remembered = _that_matters(remembered, watched.remembered, job, loop, batches)
         _refuse_what_is_not_kept(job, watched, forgotten, loop, model, load, plain, batches, held=held)
+        _note_bent(plain, job, loop, batches)
         plain.steps = steps
     return True
 
@@ -303,6 +309,52 @@ def _that_matters(
     users = functools.partial(UsersState, job, loop.model)
     with without_randomness():
         return {name: of for name, of in keys.items() if remembered.matters(name, users, gradients)}
+
+
+def _note_bent(plain: PlainSteps, job: Job, loop: PlainLoop, batches: Mapping[int, GlobalBatch]) -> None:
+    """Note the first parameter whose gradient is not as many times as large where the loss is; none where
+    that can't be told."""
+    taken: list[tuple[float, Samples]] = []
+    batch = next(iter(batches.values())).micro_batches[0].data
+    for scale in (1.0, 2.0**10, 2.0**-10):  # powers of 2 round nothing
+        with (
+            without_randomness(),
+            UsersState(job, loop.model).put_back(),
+            ModuleState(loop.model.modules()).put_back(),
+            _hooks_put_back(loop.model),
+        ):
+            try:
+                taken.append(loop.unclipped(_copied_batch(batch), scale))
+            except Exception as error:
+                if failures.is_of_the_machine(error):
+                    raise
+                return
+    tolerance = TOLERANCES[plain.number_format]
+    (loss, expected), *others = taken
+    floor = tolerance.floor * math.hypot(*(one.norm for one in expected.values() if one is not None))
+    for other_loss, found in others:
+        for name, gradient in expected.items():
+            other = found[name]
+            if gradient is None or other is None or other_loss != loss or not math.isfinite(other.norm):
+                continue
+            if gradient.distance(other) > tolerance.gradient * gradient.norm + floor:
+                parameter = dict(loop.model.named_parameters())[name]
+                hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+                plain.bent, plain.bent_by_hooks = name, bool(hooks)
+                if hooks:
+                    return
+
+
+@contextmanager
+def _hooks_put_back(model: nn.Module) -> Iterator[None]:
+    """Hooks on gradients that come or go inside are gone, or there, afterwards."""
+    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
+    before = [(p, kind, dict(getattr(p, kind) or {})) for p in parameters_of(model) for kind in kinds]
+    yield
+    for parameter, kind, hooks in before:
+        if (now := getattr(parameter, kind)) is not None:
+            now.clear()
+            now.update(hooks)
 
 
 def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:

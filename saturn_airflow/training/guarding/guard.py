@@ -32,11 +32,12 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.guarding import comparing, first_steps, kept_steps, updates
+from saturn_airflow.training.guarding.counting import counts_of, grown
 from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
 from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
-from saturn_airflow.training.guarding.plain import Step, counts_of, stateful_of
+from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
 from saturn_airflow.training.guarding.samples import Sample, buffers_of, singles
@@ -119,6 +120,7 @@ class Guard:
         plain_steps = known or kept_steps.loaded(self.kept)
         assert plain_steps is not None
         self._plain: PlainSteps = plain_steps
+        self._counted_before: dict[str, int] = {}
         #: What guarding took.
         self.seconds = time.perf_counter() - began
         #: What of that training will need as well: the first step is slower than the next.
@@ -178,6 +180,7 @@ class Guard:
         taken: list[float] = []
         with self.blaming(), torch.compiler.set_stance("force_eager"):
             self._refuse_for(self._differences(parallel, optimizers, batches, step, evaluate, taken))
+            self._refuse_bent(parallel)
             self._refuse_spread(parallel, optimizers)
             alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
@@ -204,6 +207,7 @@ class Guard:
         # A training step of the job's own may do with its optimizers as it likes.
         made = [] if self.job.own_step else [Updates(one, GroupState(one), names) for one in optimizers]
         expected_losses, shares = list(plain.evaluations), self._shares(parallel)
+        self._counted_before = counts_of(self.job, parallel.model)
 
         def compare_evaluation() -> list[Difference]:
             expected = expected_losses.pop(0)
@@ -232,6 +236,21 @@ class Guard:
     def _shares(self, parallel: Parallel) -> int:
         """How many shares of a batch ranks compute; with steps of a job's own, each the whole model's."""
         return self._ranks.size if self.job.own_step else parallel.shares
+
+    def _refuse_bent(self, parallel: Parallel) -> None:
+        """:raises ChangesResultError: where gradients do not grow as losses do, and those of samples are of
+        another size here, or those of parameters are computed in parts.
+        """
+        plain, accumulates = self._plain, self.job.hparams.accumulate > 1 and not self.job.in_micro_batches
+        in_parts = accumulates or self._ranks.size > 1
+        if plain.bent and (parallel.shares > 1 or (in_parts and plain.bent_by_hooks)):
+            raise ChangesResultError(
+                f"{self._technique} may change the result: the gradient of {self._plain.bent!r} does not "
+                "grow as the loss does, as where a hook or a backward pass of the job's own clamps it or "
+                "adds noise, and parts of it would not add up to the whole batch's. Clip by clip_grad_norm, "
+                "or let the optimizer do it; or use one device, with accumulate=1. "
+                f"If it may all the same, Job(trust=[{self._name!r}]) leaves it unchecked"
+            )
 
     def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""
@@ -300,7 +319,7 @@ class Guard:
         weights = singles({name: p for p, name in names.items()})
         # Where accumulate makes several passes of a batch, counters of passes are not those of batches.
         as_one = self.job.hparams.accumulate == 1 or self.job.in_micro_batches
-        counts = counts_of(parallel.model) if as_one else {}
+        counts = grown(self._counted_before, counts_of(self.job, parallel.model)) if as_one else {}
         return Step(loss, counted, gradients, {}, weights, buffers, stateful, counts, unclipped=unclipped)
 
     @contextmanager

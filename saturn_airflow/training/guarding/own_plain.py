@@ -12,6 +12,7 @@ from torch import nn
 
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.counting import counts_of, grown
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.samples import Sample, Singles, buffers_of, samples, singles
 from saturn_airflow.training.layout import MicroBatch
@@ -30,6 +31,8 @@ class OwnPlainLoop:
         self._own.hold_schedulers()
         self._names = {p: name for name, p in model.named_parameters()}
         self._number = 0
+        self._job = job
+        self._counted_before: dict[str, int] = {}
         lightning.train_mode(model)
 
     @property
@@ -43,6 +46,7 @@ class OwnPlainLoop:
         model = self._own.model
         self._own.number = self._number
         if self._number == 0:
+            self._counted_before = counts_of(self._job, model)
             hooks.call(model, "on_train_epoch_start")
         before = weights(self._names)
         seen = gradients_as_seen(self.optimizers, self._names)
@@ -59,6 +63,7 @@ class OwnPlainLoop:
             after,
             buffers_of(model),
             kept,
+            grown(self._counted_before, counts_of(self._job, model)),
             update_format=noted.lowest,
         )
 

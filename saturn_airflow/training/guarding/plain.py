@@ -21,6 +21,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision
+from saturn_airflow.training.guarding.counting import counts_of, grown
 from saturn_airflow.training.guarding.samples import Samples, Singles, buffers_of, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
@@ -42,7 +43,7 @@ class Step:
     :param weights: after it.
     :param buffers: after the step.
     :param stateful: names of parameters that the optimizer keeps something of.
-    :param counts: whole numbers that modules keep as attributes.
+    :param counts: by how much whole numbers have grown since the first step, see :mod:`counting`.
     :param update_format: the lowest number format that the optimizer computed in.
     :param clip: the norm that gradients were clipped to, or would have been; None where none are.
     :param unclipped: the gradients before that, where somebody has looked at them.
@@ -84,6 +85,7 @@ class PlainLoop:
         self.clipped_share: float | None = None
         self._clipped_to: float | None = None
         self._unclipped: Samples = {}
+        self._counted_before: Mapping[str, int] | None = None
         model.train()
 
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
@@ -152,6 +154,17 @@ class PlainLoop:
         gradients = samples({self._names[p]: p.grad for p in parameters})
         return mean, counted, gradients
 
+    def unclipped(self, batch: Any, scale: float) -> tuple[float, Samples]:
+        """The mean loss of a whole batch, and what gradients of ``scale`` times as much are, over that; they
+        are forgotten then."""
+        self.model.zero_grad(set_to_none=True)
+        loss, _ = self.loss(batch)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        parameters = [p for p in parameters_of(self.model) if p.requires_grad]
+        found = samples({self._names[p]: None if p.grad is None else p.grad / scale for p in parameters})
+        self.model.zero_grad(set_to_none=True)
+        return float(loss.detach()), found
+
     def _accumulate(self, parts: Sequence[MicroBatch]) -> tuple[float, float]:
         """Add up the gradients of the parts of a batch; their mean loss, and what it is a mean over."""
         all_samples = sum(part.samples for part in parts)
@@ -171,6 +184,9 @@ class PlainLoop:
         """Train on one batch, see :meth:`gradients`."""
         before = self._last or self.weights()
         optimizer = self.optimizer
+        if self._counted_before is None:
+            self._counted_before = counts_of(self._job, self.model)
+        counted_before = self._counted_before
         loss, counted, gradients = self.gradients(parts)
         if not math.isfinite(loss):
             return Step(loss, counted, gradients, before, before, {}, frozenset())
@@ -183,7 +199,7 @@ class PlainLoop:
         self.model.zero_grad(set_to_none=True)
         stateful = stateful_of([optimizer], self._names)
         self._last = self.weights()
-        counts = counts_of(self.model)
+        counts = grown(counted_before, counts_of(self._job, self.model))
         buffers = buffers_of(self.model)
         kept = stateful, counts, noted.lowest, self._clipped_to, self._unclipped
         return Step(loss, counted, gradients, before, self._last, buffers, *kept)
@@ -221,14 +237,3 @@ def stateful_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any,
     states = itertools.chain.from_iterable(optimizer.state.items() for optimizer in optimizers)
     kept = (p for p, state in states if any(v is not None for v in state.values()))
     return frozenset(names[p] for p in kept if p in names)
-
-
-def counts_of(model: nn.Module) -> dict[str, int]:
-    """The whole numbers that modules keep as attributes."""
-    return {
-        f"{prefix}.{key}" if prefix else key: value
-        for prefix, module in model.named_modules()
-        for key, value in vars(module).items()
-        # To isinstance, True and False are whole numbers, too.
-        if type(value) is int
-    }
