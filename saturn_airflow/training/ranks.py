@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -155,6 +156,8 @@ def run(
 ) -> dict[str, Any]:
     """Be one rank: what a launched process calls."""
     launch_seconds = time.monotonic() - launched
+    # As where ranks are forked: by another name libraries take them for the workers of a DataLoader.
+    multiprocessing.current_process().name = "MainProcess"
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         memory.grow_segments()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -105,6 +106,15 @@ def raise_this(what: str, ranks: Ranks) -> None:
 def spend_memory(ranks: Ranks) -> None:
     block = bytearray(200 << 20)
     del block
+
+
+def name_here(ranks: Ranks) -> str:
+    return multiprocessing.current_process().name
+
+
+def test_a_rank_is_no_worker_of_data_to_libraries() -> None:
+    """As transformers asks, which seeds the masks of its collators by it."""
+    assert ranks.launch(name_here, size=1) == ["MainProcess"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
