@@ -24,6 +24,8 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_compiled_anew: list[str] = []
+
 
 def compiled(function: F) -> F:
     """``function``, compiled when it is first called. While it runs, other threads of Python do too."""
@@ -31,9 +33,15 @@ def compiled(function: F) -> F:
         dispatcher: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:
         # Neither the code's folder nor the user's can be written to: compiled code can't be kept.
+        _compiled_anew.append(function.__qualname__)
         return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
     _compile_again_where_unreadable(dispatcher._cache)
     return cast(F, dispatcher)
+
+
+def is_kept() -> bool:
+    """Whether what is compiled here is found on disk by the next process."""
+    return not _compiled_anew
 
 
 def _compile_again_where_unreadable(cache: Any) -> None:

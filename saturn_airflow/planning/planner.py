@@ -8,6 +8,7 @@ from collections.abc import Callable
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
+from saturn_airflow.planning import warming
 from saturn_airflow.planning.clock import Clock, LookClock
 from saturn_airflow.planning.incumbent import Incumbent, SolveProgress
 from saturn_airflow.planning.instances.instance import group
@@ -53,8 +54,7 @@ def solve(
         when it has taken as long as any better plan could save: the makespan of the best less the bound.
     :raises InvalidSweepError: for an unknown objective, a time limit that is not above 0, a gap that is no
         share, or a deadline that is missing, misplaced or no time.
-    :raises MissedDeadlineError: (an InvalidSweepError) when the deadline can't be met, or no plan that
-        meets it was found in time.
+    :raises MissedDeadlineError: (an InvalidSweepError) when no plan meets the deadline, or none was found.
     """
     _check(time_limit, gap, processes)
     assert not (repeatable and processes > 1), "processes that exchange plans do so when they happen to"
@@ -68,6 +68,7 @@ def solve(
         bound = best.bound
     else:
         best, bound = minimise_other(instance, aim, clock, gap, seed, processes, carried, on_progress)
+    warming.finish_aside()
     assigned = assignments(instance, best.schedule)
     end = makespan(instance, best.schedule)
     return Plan(

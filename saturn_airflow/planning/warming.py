@@ -2,20 +2,26 @@
 
 Planning imports two thousand modules, Pyomo's most of them: a second of one core. Processes that tasks are
 forked from do that once (:func:`import_all`). Compiled code is read from disk in a fraction of a second. On a
-machine that never planned before, all of it is compiled first, which takes some ten seconds. :func:`warm`
-does that ahead.
+machine that never planned before, all of it is compiled first, which takes some ten seconds of a core that
+nobody else uses. :func:`warm` does that ahead, and :func:`finish_aside` after a plan that had no time for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
+import os
 import random
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.problem import Option, PlannedJob, Problem
 from saturn_airflow.planning.clock import Clock, LookClock
+from saturn_airflow.planning.compiled import is_kept
 from saturn_airflow.planning.exact_search import sharings
 from saturn_airflow.planning.heuristics import annealing
 from saturn_airflow.planning.heuristics.ejection_pool import PoolSearch
@@ -24,6 +30,7 @@ from saturn_airflow.planning.instances.instance import group
 
 _LOOK_EVERY = 0.2  # seconds between two looks at the clock while waiting
 _ready = threading.Event()
+_missed = threading.Event()
 _failed: list[BaseException] = []
 _started = threading.Lock()
 
@@ -78,5 +85,38 @@ def wait(clock: Clock) -> bool:
         if _failed and isinstance(clock, LookClock):
             raise RuntimeError("the planner's code could not be compiled") from _failed[0]
         if not isinstance(clock, LookClock) and clock.expired:
+            _missed.set()
             return False
     return True
+
+
+def finish_aside() -> None:
+    """Have a process that outlives this one compile what this one began to, where it had no time for it.
+
+    On a slow or busy machine compiling can take longer than any plan may: what is not done by then is lost
+    with the process, so that no plan would ever have it. Does nothing where nothing is left to compile, or
+    what is compiled can't be kept.
+    """
+    if _ready.is_set() or _failed or not _missed.is_set() or not is_kept():
+        return
+    # By a shell that ends at once: the process is nobody's child, and no task waits for it or ends it.
+    aside = [sys.executable, "-c", "from saturn_airflow.planning.warming import warm_once; warm_once()"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            ["sh", "-c", 'nice -n 10 "$@" &', "sh", *aside],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+            check=False,
+        )
+
+
+def warm_once() -> None:
+    """Run all compiled code once, unless another process of this machine does so just now."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        warm()

@@ -1,8 +1,11 @@
 """The compiled parts: what they refute can't be done, what they find can, and they repeat themselves."""
 
+import os
 import random
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,16 +146,33 @@ def test_draws_are_spread_evenly() -> None:
     assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.03)
 
 
-def test_planning_goes_on_while_nothing_is_compiled_yet() -> None:
-    """Where compiled code never gets ready, a plan comes in time all the same."""
+def test_planning_goes_on_while_nothing_is_compiled_yet(tmp_path: Path) -> None:
+    """Where compiled code never gets ready, a plan comes in time, and another process compiles on."""
     code = """
 import sys, threading
 from saturn_airflow.planning import solve, warming
 from saturn_airflow.model.problem import Problem
 warming.warm = lambda: threading.Event().wait()
+sys.executable = sys.argv[2]
 plan = solve(Problem.read(sys.argv[1]), time_limit=3.0)
 assert plan.assignments and 0 < plan.lower_bound <= plan.makespan
 """
+    # Stands for the Python that is to compile the rest.
+    later, told = tmp_path / "python", tmp_path / "told"
+    later.write_text(
+        f'#!/bin/sh\nsleep 1\necho "$2" "$(ps -o sid= -p $$)" > {told}.part\nmv {told}.part {told}\n'
+    )
+    later.chmod(0o700)
     file = str(INSTANCES / "mix50-8x8.json")
-    done = subprocess.run([sys.executable, "-c", code, file], timeout=120, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, file, str(later)], timeout=120, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
+    assert not told.exists(), "the plan has waited for it"
+    deadline = time.monotonic() + 60
+    while not told.exists():
+        assert time.monotonic() < deadline, "nothing compiles on"
+        time.sleep(0.1)
+    asked, session = told.read_text().rsplit(maxsplit=1)
+    assert asked.endswith("warm_once()")
+    assert int(session) != os.getsid(0)
