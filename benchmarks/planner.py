@@ -4,6 +4,8 @@
     python benchmarks/planner.py --random 1024 128     # jobs, nodes of 8; results in planner_random.json
     python benchmarks/planner.py --busy                # half of all devices have jobs of others at first;
                                                        # results in planner_busy.json
+    python benchmarks/planner.py --unusual             # kinds of problems that the instances don't have, see
+                                                       # unusual_problems; results in planner_unusual.json
     python benchmarks/planner.py --by-processes 1 2    # saturn alone, with one process and with two;
                                                        # results in planner_processes.json
 
@@ -27,6 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import unusual_problems
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "planner.json"
 
@@ -46,6 +50,7 @@ def main() -> int:
         "--random", nargs=2, type=int, metavar=("JOBS", "NODES"), help="a problem drawn with a seed"
     )
     parser.add_argument("--busy", action="store_true", help="other jobs run on half of all devices at first")
+    parser.add_argument("--unusual", action="store_true", help="other kinds of problems")
     parser.add_argument("--by-processes", nargs="*", type=int, help="compare saturn with itself")
     parser.add_argument("--cp-sat", nargs=3, metavar=("FILE", "SECONDS", "WORKERS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -58,16 +63,15 @@ def main() -> int:
         found = {"machine": machine(args.note), "rows": by_processes(names, args.limits, args.by_processes)}
         RESULTS.with_name("planner_processes.json").write_text(json.dumps(found, indent=1) + "\n")
         return 0
-    if args.random:
-        problem = random_problem(*args.random)
+    if args.random or args.unusual:
+        drawn = unusual_problems.problems() if args.unusual else [random_problem(*args.random)]
         found = {"machine": machine(args.note), "rows": []}
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"{problem['name']}.json"
-            file.write_text(json.dumps(problem))
+        for problem in drawn:
             for limit in args.limits:
-                found["rows"].append(measure(file, limit, args.processes))
+                found["rows"].append(measure_problem(problem, limit, args.processes))
                 print(json.dumps(found["rows"][-1]), flush=True)
-        RESULTS.with_name("planner_random.json").write_text(json.dumps(found, indent=1) + "\n")
+        name = "planner_unusual.json" if args.unusual else "planner_random.json"
+        RESULTS.with_name(name).write_text(json.dumps(found, indent=1) + "\n")
         return 0
     path = RESULTS.with_name("planner_busy.json") if args.busy else RESULTS
     results = json.loads(path.read_text()) if path.exists() else {"machine": {}, "rows": []}
@@ -133,10 +137,15 @@ def measure_instance(name: str, limit: float, processes: int, *, busy: bool) -> 
     file = HERE / "instances" / f"{name}.json"
     if not busy:
         return measure(file, limit, processes)
+    return measure_problem({**with_others(json.loads(file.read_text())), "name": name}, limit, processes)
+
+
+def measure_problem(problem: dict[str, Any], limit: float, processes: int) -> dict[str, Any]:
+    """A problem that is in no file, likewise."""
     with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / file.name
-        own.write_text(json.dumps(with_others(json.loads(file.read_text()))))
-        return measure(own, limit, processes)
+        file = Path(folder) / f"{problem['name']}.json"
+        file.write_text(json.dumps(problem))
+        return measure(file, limit, processes)
 
 
 def by_processes(names: list[str], limits: list[float], counts: list[int]) -> list[dict[str, Any]]:
@@ -203,14 +212,17 @@ def cp_sat(problem: dict[str, Any], limit: float, workers: float) -> dict[str, A
     for j, job in enumerate(jobs):
         for n, node in enumerate(nodes):
             for s in job["strategies"]:
+                if node["name"] not in job.get("nodes", [node["name"]]):
+                    continue
                 if s["devices"] <= node["devices"] and node["kind"] in s["seconds"]:
                     choices.append((j, n, s, int(s["seconds"][node["kind"]])))
     others = [node.get("free", [0] * node["devices"]) for node in nodes]
+    releases = [job.get("release", 0) for job in jobs]
     horizon = sum(max(r for j_, _, _, r in choices if j_ == j) for j in range(len(jobs))) + max(
-        map(max, others)
+        *map(max, others), *releases
     )
     makespan = model.new_int_var(0, horizon, "makespan")
-    starts = [model.new_int_var(0, horizon, f"start{j}") for j in range(len(jobs))]
+    starts = [model.new_int_var(releases[j], horizon, f"start{j}") for j in range(len(jobs))]
     present: list[Any] = []
     intervals: list[list[Any]] = [[] for _ in nodes]
     demands: list[list[int]] = [[] for _ in nodes]
