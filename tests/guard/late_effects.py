@@ -130,3 +130,18 @@ def masks() -> nn.Module:
         mask = torch.arange(parameter.numel()).reshape(parameter.shape) % 2
         parameter.register_hook(lambda gradient, mask=mask: gradient * mask)  # type: ignore[no-untyped-call]
     return model
+
+
+class Narrow(nn.Module):
+    """Weights in float16, of whose gradients some are next to nothing there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        wide = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.ReLU())]
+        layers = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), *wide, nn.Linear(32, 10))
+        self.layers = layers.to(torch.float16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(x.to(torch.float16))
+        return logits.float() / 100

@@ -41,6 +41,14 @@ RIGHT = {
     **{f"{where} on one device": Cell(job(**clamps(where)), "single") for where in HOOKS[:3]},
     "states in micro-batches": Cell(job(hparams={"accumulate": 2}, **clamps("states")), "single"),
     "masks": Cell(job(load_model="late_effects:masks"), "ddp", 2),
+    "small gradients in float16": Cell(
+        job(
+            load_model="late_effects:Narrow",
+            hparams={"precision": "float32", "optimizer": "torch.optim:SGD", "lr": 0.01},
+        ),
+        "ddp",
+        2,
+    ),
 }
 
 

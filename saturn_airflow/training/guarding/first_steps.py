@@ -313,7 +313,9 @@ def _that_matters(
 
 def _note_bent(plain: PlainSteps, job: Job, loop: PlainLoop, batches: Mapping[int, GlobalBatch]) -> None:
     """Note the first parameter whose gradient is not as many times as large where the loss is; none where
-    that can't be told."""
+    that can't be told, as in float16, in which small gradients vanish."""
+    if torch.float16 in (plain.number_format, *(p.dtype for p in parameters_of(loop.model))):
+        return
     taken: list[tuple[float, Samples]] = []
     batch = next(iter(batches.values())).micro_batches[0].data
     for scale in (1.0, 2.0**10, 2.0**-10):  # powers of 2 round nothing
