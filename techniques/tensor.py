@@ -72,6 +72,7 @@ class Tensor(BaseTechnique):
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+        from saturn_airflow.parallelism.cut_draws import CutDraws
         from saturn_airflow.parallelism.tensor_cuts import Experts, TensorCut
         from saturn_airflow.parallelism.unsupported import refuse_scripted
 
@@ -89,9 +90,11 @@ class Tensor(BaseTechnique):
         # One after another: all of the model may be more than a device can hold.
         for module, cut in cuts:
             parallelize_module(module.to(ranks.device), mesh, styles[cut])
-        experts = [Experts(module.to(ranks.device), name, mesh) for name, module in stacks]
+        layers = {cut: [module for module, its in cuts if its == cut] for cut in styles}
+        draws = CutDraws(ranks, layers["colwise"], layers["rowwise"])
+        experts = [Experts(module.to(ranks.device), name, mesh, draws) for name, module in stacks]
         model.to(ranks.device)
-        return TensorCut(model, ranks, experts)
+        return TensorCut(model, ranks, experts, draws)
 
 
 def plan_of(model: nn.Module) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from saturn_airflow.launch.request import DoesNotFit
+from saturn_airflow.parallelism.cut_draws import CutDraws
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
@@ -41,28 +42,34 @@ class TensorCut(Parallel):
     """A model with matrices cut among the ranks.
 
     :param experts: those of its modules that hold experts, of which each rank has some.
+    :param draws: has random numbers drawn by each rank where features are cut.
     """
 
     wants_example = True
 
-    def __init__(self, model: nn.Module, ranks: Ranks, experts: Sequence[Experts]) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, experts: Sequence[Experts], draws: CutDraws) -> None:
         # Cut and whole parameters side by side are too much for optimizers that take many in one kernel.
         super().__init__(model, ranks, optimizer_kernels="two kinds")
         self._experts = experts
+        self._draws = draws
         self._partial: list[nn.Parameter] = []
         self._undecided: dict[str, nn.Parameter] = {}
 
     def prepare(self, objective: Objective, batch: Any, samples: int) -> None:
         """Find out which gradients of whole parameters are partial, in one backward pass with random weights.
 
-        :raises DoesNotFit: when a gradient is neither the same on all ranks nor a part of one.
+        :raises DoesNotFit: when a gradient is neither the same on all ranks nor a part of one, or random
+            numbers would be others than on one device.
         """
         if self.ranks.size == 1:
             return
         whole = {name: p for name, p in self.trainable().items() if not isinstance(p, DTensor)}
         self.model.train()
-        as_before = ModuleState(self.model.modules()).put_back()
-        with as_before, _random_weights(self.model, self.ranks):
+        with (
+            self._draws.watched(),  # its hooks stay
+            ModuleState(self.model.modules()).put_back(),
+            _random_weights(self.model, self.ranks),
+        ):
             rng.seed("gradients of whole parameters")
             objective.begin(samples)
             self.backward(objective, batch, samples, 1 / max(1, samples), True)
@@ -72,6 +79,11 @@ class TensorCut(Parallel):
         verdicts = _verdicts(apart)
         self._partial = [whole[name] for name, partial in verdicts.items() if partial]
         self._undecided = {name: p for name, p in whole.items() if name not in verdicts}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, of which losses are computed."""
+        self._draws.begin()
+        return super().call(*args, **kwargs)
 
     def finish_gradients(self) -> None:
         """Add up partial gradients over the ranks.
@@ -103,7 +115,7 @@ class Experts:
     is how transformers itself spreads experts.
     """
 
-    def __init__(self, module: nn.Module, name: str, mesh: DeviceMesh) -> None:
+    def __init__(self, module: nn.Module, name: str, mesh: DeviceMesh, draws: CutDraws) -> None:
         number = getattr(module, "num_experts", None)
         names = [key for key, p in module.named_parameters(recurse=False)]
         if number is None or not names or any(module.get_parameter(key).shape[0] != number for key in names):
@@ -111,6 +123,7 @@ class Experts:
         if number % mesh.size():
             raise DoesNotFit(f"{name!r} has {number} experts, which {mesh.size()} devices can't share evenly")
         self._module, self._mesh = module, mesh
+        self._name, self._draws = name, draws
         self._called = False
         self._forward = module.forward
         self._signature = inspect.signature(module.forward)
@@ -143,7 +156,7 @@ class Experts:
         given.arguments["hidden_states"] = states
         given.arguments["top_k_index"] = torch.where(elsewhere, self._count, chosen % self._count)
         given.arguments["top_k_weights"] = weights.masked_fill(elsewhere, 0)
-        with self._local_parameters():
+        with self._local_parameters(), self._draws.apart(self._name):
             result = self._forward(*given.args, **given.kwargs)
         return _Sum.apply(result, states, weights)  # type: ignore[no-untyped-call,no-any-return]
 

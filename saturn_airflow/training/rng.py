@@ -15,18 +15,18 @@ import torch
 
 def seed(*position: int | str) -> None:
     """Seed Python's, numpy's and torch's generators (those of all devices too) from ``position``."""
-    number = _number(position)
-    random.seed(number)
-    np.random.seed(number % 2**32)
+    start = number(*position)
+    random.seed(start)
+    np.random.seed(start % 2**32)
     # torch.manual_seed would look for devices of all makes each time, which takes longer than many a sample.
-    torch.default_generator.manual_seed(number)
+    torch.default_generator.manual_seed(start)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(number)
+        torch.cuda.manual_seed_all(start)
 
 
 def generator(*position: int | str) -> torch.Generator:
     """A torch generator of its own, on the CPU, seeded from ``position``."""
-    return torch.Generator().manual_seed(_number(position))
+    return torch.Generator().manual_seed(number(*position))
 
 
 def is_global(generator: object) -> bool:
@@ -35,6 +35,7 @@ def is_global(generator: object) -> bool:
     return any(generator is one for one in own)
 
 
-def _number(position: tuple[int | str, ...]) -> int:
+def number(*position: int | str) -> int:
+    """The number that generators are seeded with for ``position``, from 0 to 2**63 - 1."""
     digest = hashlib.blake2b(repr(position).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
