@@ -101,7 +101,6 @@ def finish_aside() -> None:
         return
     # By a shell that ends at once: the process is nobody's child, and no task waits for it or ends it.
     aside = [sys.executable, "-c", "from saturn_airflow.planning.warming import warm_once; warm_once()"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with contextlib.suppress(OSError):
         subprocess.run(
             ["sh", "-c", 'nice -n 10 "$@" &', "sh", *aside],
@@ -109,9 +108,14 @@ def finish_aside() -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=environment,
+            env=child_environment(),
             check=False,
         )
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of processes that import from where this one does, whoever put that on its path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def warm_once() -> None:

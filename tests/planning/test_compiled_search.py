@@ -25,6 +25,7 @@ from saturn_airflow.planning.heuristics.xorshift import draw, seeded
 from saturn_airflow.planning.instances.arrays import Ints, merged, modes_of
 from saturn_airflow.planning.instances.instance import Instance, group
 from saturn_airflow.planning.instances.schedule import makespan as ends_at
+from saturn_airflow.planning.lower_bounds.area import simple_bound
 
 pytestmark = pytest.mark.slow
 
@@ -158,10 +159,16 @@ plan = solve(Problem.read(sys.argv[1]), time_limit=3.0)
 assert plan.assignments and 0 < plan.lower_bound <= plan.makespan
 """
     # Stands for the Python that is to compile the rest.
-    later, told = tmp_path / "python", tmp_path / "told"
-    later.write_text(
-        f'#!/bin/sh\nsleep 1\necho "$2" "$(ps -o sid= -p $$)" > {told}.part\nmv {told}.part {told}\n'
-    )
+    later, told, planned = tmp_path / "python", tmp_path / "told", tmp_path / "planned"
+    later.write_text(f"""#!{sys.executable}
+import os, pathlib, sys, time
+deadline = time.monotonic() + 100
+while not pathlib.Path("{planned}").exists() and time.monotonic() < deadline:
+    time.sleep(0.1)
+part = pathlib.Path("{told}.part")
+part.write_text(sys.argv[2] + " " + str(os.getsid(0)))
+part.rename("{told}")
+""")
     later.chmod(0o700)
     file = str(INSTANCES / "mix50-8x8.json")
     done = subprocess.run(
@@ -169,6 +176,7 @@ assert plan.assignments and 0 < plan.lower_bound <= plan.makespan
     )
     assert done.returncode == 0, done.stderr
     assert not told.exists(), "the plan has waited for it"
+    planned.touch()
     deadline = time.monotonic() + 60
     while not told.exists():
         assert time.monotonic() < deadline, "nothing compiles on"
@@ -176,3 +184,19 @@ assert plan.assignments and 0 < plan.lower_bound <= plan.makespan
     asked, session = told.read_text().rsplit(maxsplit=1)
     assert asked.endswith("warm_once()")
     assert int(session) != os.getsid(0)
+
+
+def test_no_set_of_jobs_is_packed_for_long() -> None:
+    chance = random.Random(9)
+    jobs = []
+    for n in range(30):
+        alone = chance.uniform(300, 6000)
+        seconds = {width: alone / width**0.8 * chance.uniform(0.9, 1.1) for width in (1, 2, 4, 8)}
+        jobs.append(PlannedJob(f"j{n}", tuple(Option("t", g, {"cpu": s}) for g, s in seconds.items())))
+    nodes = tuple(Node(f"of{width}", width, "cpu") for width in (8, 4, 2, 1))
+    instance = group(Problem("x", nodes, tuple(jobs)))
+    listed = list_schedule(instance, simple_bound(instance), LookClock(1))
+    pool = PoolSearch(instance, listed, ends_at(instance, listed) * 0.96, random.Random(3), 1500)
+    pool.run(LookClock(0.5))
+    # Branches that were spent on a set without a look at the clock between them.
+    assert 1500 < pool.memory.spent[:, 0].max() <= 10_000

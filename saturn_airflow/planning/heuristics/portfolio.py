@@ -7,7 +7,6 @@ may not fork, and in scripts without a ``__main__`` guard. Nothing is lost when 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import queue
 import subprocess
@@ -19,6 +18,7 @@ from saturn_airflow.model.problem import Problem
 from saturn_airflow.planning.incumbent import Incumbent
 from saturn_airflow.planning.instances.schedule import Schedule
 from saturn_airflow.planning.objectives import PlanObjective
+from saturn_airflow.planning.warming import child_environment
 
 
 class SearchTask(NamedTuple):
@@ -58,8 +58,7 @@ class Portfolio:
         self.sent: tuple[int, float] = (-1, -1.0)
         self.received: queue.Queue[SharedBest] = queue.Queue()
         self.members: list[subprocess.Popen[bytes]] = []
-        # Members import from where this process does, whoever put those folders on its path.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = child_environment()
         for number in range(size):
             with contextlib.suppress(OSError):
                 self._start(
