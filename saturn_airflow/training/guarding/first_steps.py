@@ -24,6 +24,8 @@ from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
 from saturn_airflow.training.guarding import comparing, pairs, resumed_optimizer, whole
+from saturn_airflow.training.guarding.bent_gradients import bent_gradient
+from saturn_airflow.training.guarding.bent_losses import bends
 from saturn_airflow.training.guarding.differences import TOLERANCES
 from saturn_airflow.training.guarding.few_samples import met_again, numbers_of_samples
 from saturn_airflow.training.guarding.followed_data import FollowedData
@@ -72,6 +74,7 @@ class PlainSteps:
     :param bent: a parameter whose gradient does not grow as its loss does, as where something clamps it or
         adds noise: gradients of parts do not add up to the whole batch's then. Empty where there is none.
     :param bent_by_hooks: whether it, or another such one, has hooks.
+    :param bent_loss: whether the loss is no linear function of the means over a batch that it is made of.
     :param alone: whether they are compared with those of one device, which draws by generators of the job's
         own what one device draws.
     """
@@ -88,6 +91,7 @@ class PlainSteps:
     remembered: Keys = field(default_factory=dict)
     bent: str = ""
     bent_by_hooks: bool = False
+    bent_loss: bool = False
     alone: bool = True
 
 
@@ -224,6 +228,8 @@ def _take_steps(
         _refuse_what_is_not_kept(job, watched, forgotten, loop, model, load, plain, batches, held=held)
         _note_bent(plain, job, loop, batches)
         plain.steps = steps
+    elif len(steps) > 1:
+        _note_bent(plain, job, loop, batches)
     return True
 
 
@@ -311,52 +317,34 @@ def _that_matters(
         return {name: of for name, of in keys.items() if remembered.matters(name, users, gradients)}
 
 
-def _note_bent(plain: PlainSteps, job: Job, loop: PlainLoop, batches: Mapping[int, GlobalBatch]) -> None:
-    """Note the first parameter whose gradient is not as many times as large where the loss is; none where
-    that can't be told, as in float16, in which small gradients vanish."""
-    if torch.float16 in (plain.number_format, *(p.dtype for p in parameters_of(loop.model))):
-        return
-    taken: list[tuple[float, Samples]] = []
-    batch = next(iter(batches.values())).micro_batches[0].data
-    for scale in (1.0, 2.0**10, 2.0**-10):  # powers of 2 round nothing
+def _note_bent(
+    plain: PlainSteps, job: Job, loop: PlainLoop | OwnPlainLoop, batches: Mapping[int, GlobalBatch]
+) -> None:
+    """Note whether parts of a batch need not make up the whole though they do in the steps that are taken."""
+    data = [batch.micro_batches[0].data for batch in batches.values()]
+
+    @contextmanager
+    def put_back() -> Iterator[None]:
         with (
             without_randomness(),
             UsersState(job, loop.model).put_back(),
             ModuleState(loop.model.modules()).put_back(),
-            _hooks_put_back(loop.model),
         ):
-            try:
-                taken.append(loop.unclipped(_copied_batch(batch), scale))
-            except Exception as error:
-                if failures.is_of_the_machine(error):
-                    raise
-                return
-    tolerance = TOLERANCES[plain.number_format]
-    (loss, expected), *others = taken
-    floor = tolerance.floor * math.hypot(*(one.norm for one in expected.values() if one is not None))
-    for other_loss, found in others:
-        for name, gradient in expected.items():
-            other = found[name]
-            if gradient is None or other is None or other_loss != loss or not math.isfinite(other.norm):
-                continue
-            if gradient.distance(other) > tolerance.gradient * gradient.norm + floor:
-                parameter = dict(loop.model.named_parameters())[name]
-                hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-                plain.bent, plain.bent_by_hooks = name, bool(hooks)
-                if hooks:
-                    return
+            yield
 
-
-@contextmanager
-def _hooks_put_back(model: nn.Module) -> Iterator[None]:
-    """Hooks on gradients that come or go inside are gone, or there, afterwards."""
-    kinds = "_backward_hooks", "_post_accumulate_grad_hooks"
-    before = [(p, kind, dict(getattr(p, kind) or {})) for p in parameters_of(model) for kind in kinds]
-    yield
-    for parameter, kind, hooks in before:
-        if (now := getattr(parameter, kind)) is not None:
-            now.clear()
-            now.update(hooks)
+    plain.bent_loss = bends(
+        lambda number: loop.loss(_copied_batch(data[number]))[0],
+        put_back,
+        torch.finfo(plain.number_format).eps,
+    )
+    # In float16 small gradients vanish.
+    if torch.float16 not in (plain.number_format, *(p.dtype for p in parameters_of(loop.model))):
+        plain.bent, plain.bent_by_hooks = bent_gradient(
+            loop.model,
+            lambda scale: loop.unclipped(_copied_batch(data[0]), scale),
+            put_back,
+            TOLERANCES[plain.number_format],
+        )
 
 
 def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:

@@ -37,6 +37,7 @@ from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison,
 from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
+from saturn_airflow.training.guarding.parts_that_bend import refuse_bent
 from saturn_airflow.training.guarding.plain import Step, stateful_of
 from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.remembered import KnownSamples, lacking
@@ -180,7 +181,7 @@ class Guard:
         taken: list[float] = []
         with self.blaming(), torch.compiler.set_stance("force_eager"):
             self._refuse_for(self._differences(parallel, optimizers, batches, step, evaluate, taken))
-            self._refuse_bent(parallel)
+            refuse_bent(self._plain, self.job, parallel, self._technique)
             self._refuse_spread(parallel, optimizers)
             alike = not self._plain.drew or self._draws_alike(step, batches[-len(RANDOM) :])
         self._note_seconds(taken, batches)
@@ -236,21 +237,6 @@ class Guard:
     def _shares(self, parallel: Parallel) -> int:
         """How many shares of a batch ranks compute; with steps of a job's own, each the whole model's."""
         return self._ranks.size if self.job.own_step else parallel.shares
-
-    def _refuse_bent(self, parallel: Parallel) -> None:
-        """:raises ChangesResultError: where gradients do not grow as losses do, and those of samples are of
-        another size here, or those of parameters are computed in parts.
-        """
-        plain, accumulates = self._plain, self.job.hparams.accumulate > 1 and not self.job.in_micro_batches
-        in_parts = accumulates or self._ranks.size > 1
-        if plain.bent and (parallel.shares > 1 or (in_parts and plain.bent_by_hooks)):
-            raise ChangesResultError(
-                f"{self._technique} may change the result: the gradient of {self._plain.bent!r} does not "
-                "grow as the loss does, as where a hook or a backward pass of the job's own clamps it or "
-                "adds noise, and parts of it would not add up to the whole batch's. Clip by clip_grad_norm, "
-                "or let the optimizer do it; or use one device, with accumulate=1. "
-                f"If it may all the same, Job(trust=[{self._name!r}]) leaves it unchecked"
-            )
 
     def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""

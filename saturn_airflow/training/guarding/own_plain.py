@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import nn
 
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism.parallel import Parallel
+from saturn_airflow.training.guarding.bent_gradients import larger_backward
 from saturn_airflow.training.guarding.counting import counts_of, grown
 from saturn_airflow.training.guarding.plain import Step, stateful_of
-from saturn_airflow.training.guarding.samples import Sample, Singles, buffers_of, samples, singles
+from saturn_airflow.training.guarding.samples import Sample, Samples, Singles, buffers_of, samples, singles
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.optim.update_formats import noting_update_formats
 from saturn_airflow.training.own_step import hooks, lightning
@@ -34,6 +35,11 @@ class OwnPlainLoop:
         self._job = job
         self._counted_before: dict[str, int] = {}
         lightning.train_mode(model)
+
+    @property
+    def model(self) -> nn.Module:
+        """That takes the steps."""
+        return self._own.model
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
@@ -67,6 +73,40 @@ class OwnPlainLoop:
             update_format=noted.lowest,
         )
 
+    def loss(self, batch: Any) -> tuple[torch.Tensor, None]:
+        """The loss of a step that changes no weights."""
+        with self._standing():
+            return self._own.take(batch, self._number, schedule=False).loss, None
+
+    def unclipped(self, batch: Any, scale: float) -> tuple[float, list[Samples]]:
+        """The loss of a step, and what gradients of ``scale`` times as much are after each backward pass,
+        over that; they are forgotten then."""
+        found: list[Samples] = []
+        trained = list(self._names)
+
+        def see() -> None:
+            found.append(samples({self._names[p]: p.grad for p in trained}))
+
+        with self._standing(), larger_backward(trained, scale, see):
+            taken = self._own.take(batch, self._number, schedule=False)
+        return float(taken.loss.detach()), found
+
+    @contextmanager
+    def _standing(self) -> Iterator[None]:
+        """While it lasts, optimizers take no steps; gradients are as before afterwards."""
+        before = [(p, p.grad) for p in self._names]
+        with ExitStack() as put_back:
+            for optimizer in self.optimizers:
+                held = vars(optimizer)
+                if "step" in held:
+                    put_back.callback(held.__setitem__, "step", held["step"])
+                else:
+                    put_back.callback(held.pop, "step")
+                held["step"] = _call_closure
+            yield
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
     def evaluate(self, batch: Any) -> float:
         """The loss of ``validation_step``."""
         model = self._own.model
@@ -96,6 +136,10 @@ def gradients_as_seen(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _call_closure(closure: Callable[[], Any] | None = None, *_: Any, **__: Any) -> Any:
+    return None if closure is None else closure()
 
 
 def weights(names: Mapping[Any, str]) -> Singles:

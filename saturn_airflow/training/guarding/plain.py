@@ -154,7 +154,7 @@ class PlainLoop:
         gradients = samples({self._names[p]: p.grad for p in parameters})
         return mean, counted, gradients
 
-    def unclipped(self, batch: Any, scale: float) -> tuple[float, Samples]:
+    def unclipped(self, batch: Any, scale: float) -> tuple[float, list[Samples]]:
         """The mean loss of a whole batch, and what gradients of ``scale`` times as much are, over that; they
         are forgotten then."""
         self.model.zero_grad(set_to_none=True)
@@ -163,7 +163,7 @@ class PlainLoop:
         parameters = [p for p in parameters_of(self.model) if p.requires_grad]
         found = samples({self._names[p]: None if p.grad is None else p.grad / scale for p in parameters})
         self.model.zero_grad(set_to_none=True)
-        return float(loss.detach()), found
+        return float(loss.detach()), [found]
 
     def _accumulate(self, parts: Sequence[MicroBatch]) -> tuple[float, float]:
         """Add up the gradients of the parts of a batch; their mean loss, and what it is a mean over."""

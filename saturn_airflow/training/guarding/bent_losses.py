@@ -1,0 +1,123 @@
+"""Whether a loss is no linear function of the means over a batch that it is made of, however they are taken.
+
+A mean that is clamped shows in no step whose batches hold no outliers. So what is one number for the whole
+batch is made larger and smaller where it is computed: the loss must follow as a line does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from saturn_airflow.launch import failures
+from saturn_airflow.training.nested import tensors_in
+
+_HALF, _LARGE, _SMALL = 0.5, 100.0, 1e-3  # as shares of what the numbers are at first
+# What makes a line of a line. Of products and quotients, those with what is no tensor.
+_LINEAR = frozenset(
+    {"__get__", "add", "sub", "rsub", "neg", "detach", "float", "double", "to", "clone", "backward"}
+)
+_LINEAR_BY_NUMBERS = frozenset({"mul", "div", "true_divide"})
+
+#: Computes the loss of one batch, or of another that holds fewer samples or others.
+TakeLoss = Callable[[int], torch.Tensor]
+
+
+def bends(loss: TakeLoss, put_back: Callable[[], AbstractContextManager[Any]], epsilon: float) -> bool:
+    """Whether the loss bends; False where that can't be told.
+
+    :param put_back: around each time the loss is taken; what it changes is to be as it was afterwards.
+    :param epsilon: the spacing of numbers around 1 in the coarsest format that it is computed in.
+    """
+
+    def take(batch: int, scale: float = 1.0, fixed: frozenset[int] = frozenset()) -> tuple[float, _Scaled]:
+        scaled = _Scaled(scale, fixed)
+        with put_back(), torch.enable_grad(), scaled:
+            value = loss(batch)
+        return float(value.detach()), scaled
+
+    try:
+        at_first, scaled = take(0)
+        if not scaled.looked_into or not math.isfinite(at_first):
+            return False
+        others = take(1)[1].values
+        if len(others) != len(scaled.values):  # the job goes through the samples one by one
+            return False
+        # What is the same for all batches is of the weights, as a penalty on them.
+        same = (i for i, (a, b) in enumerate(zip(scaled.values, others, strict=True)) if a == b)
+        fixed = frozenset(same)
+        half, large, small, again = (take(0, by, fixed)[0] for by in (_HALF, _LARGE, _SMALL, 1.0))
+    except Exception as error:
+        if failures.is_of_the_machine(error):
+            raise
+        return False  # it fails on what it is not made for
+    if again != at_first:  # it counts, or draws
+        return False
+    numbers = [abs(value) for i, value in enumerate(scaled.values) if i not in fixed]
+    return _off_line(at_first, half, large, small, max(numbers, default=0.0), epsilon)
+
+
+def _off_line(one: float, half: float, large: float, small: float, most: float, epsilon: float) -> bool:
+    slope = (one - small) / (1 - _SMALL)
+    off = (
+        abs(small + slope * (_HALF - _SMALL) - half),
+        abs(small + slope * (_LARGE - _SMALL) - large) / _LARGE,
+    )
+    # Each is a sum of terms that may cancel out.
+    allowed = max(1e-9, 200 * epsilon) * (abs(one) + abs(small) + most)
+    return any(math.isfinite(each) and each > allowed for each in off)
+
+
+class _Scaled(TorchFunctionMode):
+    """Multiplies what is one number of a batch where it is computed, and not what follows from it.
+
+    :param fixed: those that stay as they are, by when they are computed.
+    :ivar values: what they were.
+    :ivar looked_into: whether more is made of one than a sum or a multiple.
+    """
+
+    def __init__(self, scale: float, fixed: frozenset[int]) -> None:
+        super().__init__()
+        self.values: list[float] = []
+        self.looked_into = False
+        self._scale, self._fixed = scale, fixed
+        self._followed: dict[int, torch.Tensor] = {}  # held, so that no other tensor gets its id
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(tensors_in((args, kwargs)))
+        followed = [tensor for tensor in given if id(tensor) in self._followed]
+        result = func(*args, **kwargs)
+        if followed:
+            self._note(func, args, given)
+            self._followed.update((id(tensor), tensor) for tensor in tensors_in(result))
+        elif _is_one_number(result) and any(tensor.numel() > 1 for tensor in given):
+            self.values.append(float(result.detach()))
+            if len(self.values) - 1 not in self._fixed and self._scale != 1:
+                result = result * self._scale
+            self._followed[id(result)] = result
+        return result
+
+    def _note(self, func: Any, args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
+        name = (getattr(func, "__name__", None) or "").strip("_")
+        name = name if name != "get" else "__get__"
+        by_number = name in _LINEAR_BY_NUMBERS and len(given) == 1 and isinstance(args[0], torch.Tensor)
+        self.looked_into |= name not in _LINEAR and not by_number
+
+
+def _is_one_number(result: Any) -> bool:
+    return (
+        isinstance(result, torch.Tensor)
+        and result.requires_grad
+        and result.numel() == 1
+        and result.is_floating_point()
+        # Inside vmap it is one number of each sample.
+        and not torch._C._functorch.is_functorch_wrapped_tensor(result)
+    )

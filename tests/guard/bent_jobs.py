@@ -1,0 +1,82 @@
+"""Losses of which the mean is clamped or left out where it is large, and steps that clamp gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from late_effects import Clamps
+from odd_models import Blocks
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+def _each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets.clamp(min=0), reduction="none")
+
+
+def clamped(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean is clamped where it is ten times what it is at first."""
+    return _each(outputs, targets).mean().clamp(max=20.0)
+
+
+def at_least(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """It is trained no further than this, as with free bits."""
+    return torch.maximum(_each(outputs, targets).sum() / len(outputs), torch.tensor(0.1))
+
+
+def left_out(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Batches with a large loss are left out."""
+    loss = torch.stack([one.squeeze() for one in _each(outputs, targets).split(1)]).mean()
+    return loss * 0 if loss.item() > 20 else loss
+
+
+def each_clamped(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The losses of single samples are, in a loop."""
+    losses = [one.squeeze().clamp(max=20.0) for one in _each(outputs, targets).split(1)]
+    return torch.stack(losses).mean()
+
+
+def weighed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean over weights that are never all 0, and one that is no number if it ever should be."""
+    weights = torch.ones(len(outputs), dtype=outputs.dtype)
+    loss = (_each(outputs, targets) * weights).sum() / weights.sum().clamp(min=1)
+    return torch.nan_to_num(loss.clamp(min=0.0)) / 2
+
+
+class OwnSteps(nn.Module):
+    """A training step of its own.
+
+    :param kind: what it does besides.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner = Blocks(Clamps() if kind == "states" else nn.Identity()).double()
+        self.log_weights = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.kind = kind
+        self.automatic_optimization = kind != "by hand"
+        if kind == "hooks":
+            for parameter in self.inner.parameters():
+                parameter.register_hook(lambda gradient: gradient.clamp(-100, 100))  # type: ignore[no-untyped-call]
+
+    def configure_optimizers(self) -> Any:
+        self.optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return self.optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = _each(self.inner(batch[0].double()), batch[1]).mean()
+        if self.kind == "loss":
+            return loss.clamp(max=20.0)
+        if self.kind == "weights":  # of the loss, learned, and a penalty on weights that is no line
+            penalty = sum(p.pow(2).sum().sqrt() for p in self.inner.parameters())
+            return loss * torch.exp(-self.log_weights[0]) + self.log_weights[0] + 0.01 * penalty
+        if self.kind == "by hand":
+            # Of the whole batch's gradients, which are there by then.
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            for parameter in self.inner.parameters():
+                assert parameter.grad is not None
+                parameter.grad.clamp_(-1e-3, 1e-3)
+            self.optimizer.step()
+        return loss

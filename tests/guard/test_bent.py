@@ -1,0 +1,55 @@
+"""What bends where no step that is compared comes to is refused where parts of it would bend otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checking import Cell, job, verdicts
+
+pytestmark = pytest.mark.ranks
+
+LOSS, GRADIENT = "no linear function of the means over a batch", "does not grow as the loss does"
+
+
+def loss(name: str, **hparams: Any) -> Any:
+    return job(loss_function=f"bent_jobs:{name}", hparams=hparams)
+
+
+def own(kind: str) -> Any:
+    changes: dict[str, Any] = {"load_model": "bent_jobs:OwnSteps", "model_args": {"kind": kind}}
+    return job(**changes, own_step=True, loss_function=None, hparams={})
+
+
+REFUSED = {
+    **{f"{name} under ddp": (Cell(loss(name), "ddp", 2), LOSS) for name in ("clamped", "at_least")},
+    "left_out in micro-batches": (Cell(loss("left_out", accumulate=2), "single"), LOSS),
+    "clamped under fsdp": (Cell(loss("clamped"), "fsdp", 2), LOSS),
+    "an own step's loss": (Cell(own("loss"), "ddp", 2), LOSS),
+    **{f"an own step's {kind}": (Cell(own(kind), "ddp", 2), GRADIENT) for kind in ("hooks", "states")},
+}
+RIGHT = {
+    "clamped alone": Cell(loss("clamped"), "single"),
+    **{f"{name} under ddp": Cell(loss(name), "ddp", 2) for name in ("each_clamped", "weighed")},
+    **{f"an own step's {kind}": Cell(own(kind), "ddp", 2) for kind in ("weights", "by hand")},
+    "an own step alone": Cell(own("loss"), "single"),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    cells = [*(cell for cell, _ in REFUSED.values()), *RIGHT.values()]
+    names = [*(f"refused {name}" for name in REFUSED), *RIGHT]
+    return dict(zip(names, verdicts(cells), strict=True))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_bends_is_refused_where_it_is_cut(what: str, found: dict[str, str]) -> None:
+    said = found[f"refused {what}"]
+    assert said.startswith("refused"), said
+    assert REFUSED[what][1] in said
+
+
+@pytest.mark.parametrize("what", RIGHT)
+def test_what_bends_as_on_one_device_is_not(what: str, found: dict[str, str]) -> None:
+    assert found[what] == "exact"
