@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from odd_models import Blocks
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 SEEN = 0
+THOUSANDS = 0.0
 
 
 class Kept:
@@ -32,9 +35,20 @@ class CountsSamples(nn.Module):
         self.objects = [Kept()]
         self.settings = SimpleNamespace(seen=0)
         self.tensor = torch.zeros((), dtype=torch.long)
+        self.thousands = torch.zeros(1)
+        self.of_numpy = np.float32(0)
 
     def count(self, samples: int) -> int:
-        global SEEN
+        global SEEN, THOUSANDS
+        if self.kind == "float":
+            THOUSANDS += samples / 1000
+            return round(1000 * THOUSANDS)
+        if self.kind == "numpy":
+            self.of_numpy += np.float32(samples)
+            return int(self.of_numpy)
+        if self.kind == "float tensor":
+            self.thousands += samples / 1000
+            return round(1000 * float(self.thousands))
         if self.kind == "global":
             SEEN += samples
             return SEEN
@@ -62,6 +76,23 @@ class CountsPasses(CountsSamples):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x / 2 if self.training and self.count(1) >= self.at else x
+
+
+class AddsUp(nn.Module):
+    """Notes of its own: sums of what it is given, and of seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.total, self.seconds = time.perf_counter(), 0.0, 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += float(x.detach().abs().sum())
+        self.seconds += time.perf_counter() - self.began
+        return x
+
+
+def adds_up() -> nn.Module:
+    return Blocks(AddsUp())
 
 
 def counts_samples(kind: str) -> nn.Module:

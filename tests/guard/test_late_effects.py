@@ -21,7 +21,7 @@ def clamps(where: str) -> dict[str, Any]:
     return {"load_model": "late_effects:clamps", "model_args": {"where": where}}
 
 
-KINDS = ("global", "class", "dict", "object", "namespace", "tensor")
+KINDS = ("global", "class", "dict", "object", "namespace", "tensor", "float", "numpy", "float tensor")
 HOOKS = ("hooks", "hooks after it is added up", "states", "noise")
 
 REFUSED = {
@@ -40,6 +40,7 @@ RIGHT = {
     **{f"passes in a {kind}": Cell(job(**counts(kind, "passes")), "ddp", 2) for kind in KINDS},
     **{f"{where} on one device": Cell(job(**clamps(where)), "single") for where in HOOKS[:3]},
     "states in micro-batches": Cell(job(hparams={"accumulate": 2}, **clamps("states")), "single"),
+    "sums": Cell(job(load_model="late_effects:adds_up"), "ddp", 2),
     "masks": Cell(job(load_model="late_effects:masks"), "ddp", 2),
     "small gradients in float16": Cell(
         job(

@@ -1,15 +1,17 @@
-"""Whole numbers that a model and the job's code keep, such as how many samples or batches they have seen.
+"""Numbers that a model and the job's code keep, such as how many samples or batches they have seen.
 
 What follows from them may begin long after the steps that are compared, so they are compared themselves.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,10 +22,10 @@ from saturn_airflow.training.optim import own_classes
 _LOOKED_AT, _DEEP = 64, 3  # items of a container, and containers and objects within each other
 
 
-def counts_of(job: Job, model: nn.Module) -> dict[str, int]:
-    """The whole numbers that modules keep as attributes, and the job's code as global variables and
+def counts_of(job: Job, model: nn.Module) -> dict[str, float]:
+    """The numbers that modules keep as attributes, and the job's code as global variables and
     attributes of classes, also in containers and objects there, by where they are."""
-    found: dict[str, int] = {}
+    found: dict[str, float] = {}
     for prefix, module in model.named_modules():
         for key, value in list(vars(module).items()):
             if key not in _OF_TORCH:
@@ -38,7 +40,7 @@ def counts_of(job: Job, model: nn.Module) -> dict[str, int]:
     return found
 
 
-def grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """By how much the counts of ``now`` are larger than ``before``."""
     return {name: count - before.get(name, 0) for name, count in now.items()}
 
@@ -46,13 +48,14 @@ def grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
-def _within(name: str, value: Any, deep: int) -> Iterator[tuple[str, int]]:
+def _within(name: str, value: Any, deep: int) -> Iterator[tuple[str, float]]:
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    elif type(value) in (torch.Tensor, np.ndarray) and math.prod(value.shape) == 1:
+        value = None if getattr(value, "is_meta", False) else value.item()
     # To isinstance, True and False are whole numbers, too.
-    if type(value) is int:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
         yield name, value
-    elif type(value) is torch.Tensor:
-        if value.numel() == 1 and not (value.is_floating_point() or value.is_complex() or value.is_meta):
-            yield name, int(value.item())
     elif deep:
         parts: Mapping[Any, Any] = own_classes.fields_of(value) or {}
         if type(value) is SimpleNamespace:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,9 @@ _ROUNDED_UPDATE = 5e-2
 COUNTER = "attribute "
 # Steps in all of which a number must grow to be a counter.
 _STEPS_OF_COUNTERS = 3
+# As a share, how far counts that are no whole numbers may be apart, as in float32; and how many of something
+# the samples of a compared step may have.
+_SAME, _MOST_COUNTED = 1e-6, 64
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Comparison:
         self._least_update = 0.0
         self._steps = 0
         self._firm: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, list[int]] = {}
+        self._counts: dict[str, list[float]] = {}
 
     def of(self, expected: Step, got: Step) -> list[Difference]:
         """What differs in the next step; ``got`` holds what this rank has."""
@@ -142,10 +146,15 @@ class Comparison:
             counts = self._counts.setdefault(name, [])
             counts.append(count)
             grows = all(one < other for one, other in itertools.pairwise(counts))
-            if len(counts) >= _STEPS_OF_COUNTERS and grows and name in got.counts:
+            if len(counts) < _STEPS_OF_COUNTERS or not grows or name not in got.counts:
+                continue
+            whole = isinstance(count, int)
+            if whole or _counts(counts):
+                off = abs(got.counts[name] - count)
                 how = f"is {count} on one device and {got.counts[name]} here"
-                wrong = Difference(f"the attribute {name!r}", how, 3, abs(got.counts[name] - count))
-                found[f"{COUNTER}{name}"] = wrong if wrong.size else None
+                wrong = Difference(f"the attribute {name!r}", how, 3, off)
+                same = off == 0 if whole else off <= _SAME * abs(count)
+                found[f"{COUNTER}{name}"] = None if same else wrong
         return found
 
     def evaluations(self, expected: float, got: float) -> list[Difference]:
@@ -231,6 +240,19 @@ class Comparison:
     def _slack(self) -> float:
         # Later steps begin at weights that are a little off already.
         return self._first_slack if self._steps == 1 else 10.0
+
+
+def _counts(grown: Sequence[float]) -> bool:
+    """Whether what has grown so far after each step, and is no whole number, grows by shares of counts.
+
+    The first and the third step are on the same samples. What adds up losses, or seconds, grows otherwise.
+    """
+    first, second, third, *_ = grown
+    steps = first, second - first, third - second
+    if not math.isclose(steps[0], steps[2], rel_tol=_SAME):
+        return False
+    ratio = steps[1] / steps[0]
+    return math.isclose(ratio, Fraction(ratio).limit_denominator(_MOST_COUNTED), rel_tol=_SAME)
 
 
 def _norm(gradients: Samples) -> float:

@@ -121,7 +121,7 @@ class Guard:
         plain_steps = known or kept_steps.loaded(self.kept)
         assert plain_steps is not None
         self._plain: PlainSteps = plain_steps
-        self._counted_before: dict[str, int] = {}
+        self._counted_before: dict[str, float] = {}
         #: What guarding took.
         self.seconds = time.perf_counter() - began
         #: What of that training will need as well: the first step is slower than the next.

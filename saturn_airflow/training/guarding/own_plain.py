@@ -33,7 +33,7 @@ class OwnPlainLoop:
         self._names = {p: name for name, p in model.named_parameters()}
         self._number = 0
         self._job = job
-        self._counted_before: dict[str, int] = {}
+        self._counted_before: dict[str, float] = {}
         lightning.train_mode(model)
 
     @property

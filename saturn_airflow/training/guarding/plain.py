@@ -43,7 +43,7 @@ class Step:
     :param weights: after it.
     :param buffers: after the step.
     :param stateful: names of parameters that the optimizer keeps something of.
-    :param counts: by how much whole numbers have grown since the first step, see :mod:`counting`.
+    :param counts: by how much numbers have grown since the first step, see :mod:`counting`.
     :param update_format: the lowest number format that the optimizer computed in.
     :param clip: the norm that gradients were clipped to, or would have been; None where none are.
     :param unclipped: the gradients before that, where somebody has looked at them.
@@ -56,7 +56,7 @@ class Step:
     weights: Singles
     buffers: Samples
     stateful: frozenset[str]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, float] = field(default_factory=dict)
     update_format: torch.dtype = torch.float64
     clip: float | None = None
     unclipped: Samples = field(default_factory=dict)
@@ -85,7 +85,7 @@ class PlainLoop:
         self.clipped_share: float | None = None
         self._clipped_to: float | None = None
         self._unclipped: Samples = {}
-        self._counted_before: Mapping[str, int] | None = None
+        self._counted_before: Mapping[str, float] | None = None
         model.train()
 
     def loss(self, batch: Any) -> tuple[torch.Tensor, float | None]:
