@@ -7,10 +7,12 @@ have alike where they enter, so that who computes a block again draws the same a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -26,6 +28,8 @@ _EACH_TOO = ("bernoulli", "uniform", "normal", "exponential", "native_dropout", 
 _DROPS = ("dropout", "alpha_dropout")
 # Set on tensors of which a rank has a part, while they are followed.
 _PART = "_saturn_part"
+# Words of 32 bits that the generators of numpy and of Python take for one number, and make anew at once.
+_WORDS_OF_ONE, _WORDS = 2, 624
 
 
 class CutDraws:
@@ -40,6 +44,7 @@ class CutDraws:
         self._opening, self._closing = opening, closing
         self._common: list[torch.Tensor] | None = None
         self._own: list[torch.Tensor] = []
+        self._on_host: list[tuple[Any, int]] = []
         self._follows = False
         #: Whether what is computed now is of experts, of which each rank has others.
         self.of_experts = False
@@ -99,12 +104,15 @@ class CutDraws:
                 self._common = self._states()
                 self._seed(self._common, f"layer {number}")
                 self._own = self._states()
+                self._on_host = _states_on_host()
 
         return _not_compiled(opened)
 
     def _closes(self, module: nn.Module, args: Any) -> None:
         if self._common is None:
             return
+        if self._follows and any(map(_draws_several, self._on_host, _states_on_host())):
+            _refuse("by numpy or Python's random, between layers that are cut, alike on each device")
         drew = [bool((a != b).any()) for a, b in zip(self._own, self._states(), strict=True)]
         self._set(self._common)
         self._common = None
@@ -158,6 +166,10 @@ class _Follower(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if any(not torch.equal(a, b) for a, b in zip(before, self._cut._states(), strict=True)):
             self._look(func, name, part, between)
+        generator = (kwargs or {}).get("generator")
+        by_own = generator is not None and generator not in self._cut._generators()
+        if between and by_own and any(t.shape[-1:] > (1,) for t in tensors_in(result)):
+            _refuse(f"by {name} and a generator of the job's own, between layers that are cut, alike on each")
         if between and name in _DROPS:
             self.draws = True  # if not now, then when it is told to drop more
         if part and not name.startswith("new_"):
@@ -173,6 +185,20 @@ class _Follower(TorchFunctionMode):
             _refuse(f"by {called}, for a part that a device has, outside of layers that are cut")
         if part and name not in (*_EACH, *_EACH_TOO):
             _refuse(f"by {called}, between layers that are cut, not for each number by itself")
+
+
+def _states_on_host() -> list[tuple[Any, int]]:
+    """What decides what numpy and Python's random draw next: words, and how many of those are used up."""
+    of_numpy: Any = np.random.get_state()
+    _, words, used, *_ = of_numpy
+    _, (*others, used_too), _ = random.getstate()
+    return [(bytes(words), int(used)), (others, used_too)]
+
+
+def _draws_several(before: tuple[Any, int], now: tuple[Any, int]) -> bool:
+    """Whether more than one number was drawn; one that decides for all features is alike on all ranks."""
+    anew = 0 if before[0] == now[0] else _WORDS
+    return now[1] + anew - before[1] > _WORDS_OF_ONE
 
 
 def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random as pythons
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 WIDTH = 32
+GENERATOR = torch.Generator().manual_seed(5)
 
 
 class Between(nn.Module):
@@ -46,6 +49,17 @@ class Between(nn.Module):
 
     def _channels(self, units: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return functional.dropout1d(units.unsqueeze(-1), 0.5, self.training).squeeze(-1)
+
+    def _numpy(self, units: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return units * torch.from_numpy(np.random.binomial(1, 0.5, units.shape)) if self.training else units
+
+    def _own(self, units: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return units * torch.rand(units.shape, generator=GENERATOR) if self.training else units
+
+    def _all(self, units: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        kept = np.random.rand() < 0.5, pythons.random() < 0.5
+        samples = torch.rand(len(units), 1, generator=GENERATOR)
+        return units * all(kept) * samples if self.training else units
 
     def _nothing(self, units: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return units

@@ -87,11 +87,19 @@ def test_where_only_the_whole_is_dropped_masks_are_those_of_one_device() -> None
     assert verdict == "exact"
 
 
+def test_one_number_for_all_features_is_drawn_alike() -> None:
+    one, other = ranks_module.launch(outputs_of, "all", size=2)
+    assert one == other
+    assert one[0]
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
         ("whole", "dropout, between layers that are cut, for something that is whole"),
         ("samples", "bernoulli_, between layers that are cut, for something that is whole"),
+        ("numpy", "by numpy or Python's random, between layers that are cut"),
+        ("own", "by rand and a generator of the job's own, between layers that are cut"),
         ("channels", "dropout1d, between layers that are cut, not for each number by itself"),
     ],
 )
