@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARTS := test-strategies test-integration test-others test-training test-airflow test-plugin
 
-.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-nightly test-families test-cuda test-fast coverage lint docs clean
+.PHONY: lines install demo cluster cluster-demo what-cluster-needs test what-tests-need $(PARTS) test-nightly test-families test-cuda test-emulated-gpu test-fast coverage lint docs clean
 
 install: $(STAMP)
 
@@ -73,6 +73,10 @@ test-families: install
 CUDA_TESTS = $(shell grep -rl 'pytest\.mark\.cuda' tests --include='test_*.py')
 test-cuda: install
 	$(BIN)/python -m pytest -m cuda $(CUDA_TESTS)
+
+# The same on two emulated GPUs, on a machine with g++ and none: but what is about races, drivers and other processes.
+test-emulated-gpu: install
+	$(BIN)/python tests/emulated_gpu 2 $(BIN)/python -m pytest -m cuda -k "not race and not another and not doctor" $(CUDA_TESTS)
 
 # No Airflow services, no ranks, and nothing that takes more than a moment: about a minute of two cores.
 test-fast: install
