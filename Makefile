@@ -76,7 +76,7 @@ test-cuda: install
 
 # The same on two emulated GPUs, on a machine with g++ and none: but what is about races, drivers and other processes.
 test-emulated-gpu: install
-	$(BIN)/python tests/emulated_gpu 2 $(BIN)/python -m pytest -m cuda -k "not race and not another and not doctor" $(CUDA_TESTS)
+	$(BIN)/python tests/emulated_gpu 2 $(BIN)/python -m pytest -m cuda -k "not no_race and not a_race and not another_process and not doctor" $(CUDA_TESTS)
 
 # No Airflow services, no ranks, and nothing that takes more than a moment: about a minute of two cores.
 test-fast: install

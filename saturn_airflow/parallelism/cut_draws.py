@@ -104,7 +104,8 @@ class CutDraws:
                 self._common = self._states()
                 self._seed(self._common, f"layer {number}")
                 self._own = self._states()
-                self._on_host = _states_on_host()
+                if self._follows:
+                    self._on_host = _states_on_host()
 
         return _not_compiled(opened)
 

@@ -27,7 +27,7 @@ def main() -> None:
 
 def environment(count: int) -> dict[str, str]:
     """The variables with which what is run has ``count`` emulated GPUs."""
-    paths = [str(HERE / "site"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE / "on_path"), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     return {
         "CUDA_EMULATED_GPUS": str(count),
         "CUDA_EMULATED_LIBRARY": str(built()),

@@ -187,11 +187,9 @@ def _take_steps(
     """
     batches, random, followed = _batches(plain, job, data)
     loop = _plain_loop(job, _copied(model, load, held).to(device), device, data)
-    watched = None
-    if isinstance(loop, PlainLoop):
-        if batches:
-            _refuse_caches_that_matter(job, model, loop, next(iter(batches.values())).micro_batches[0].data)
-        watched = Watched(job, loop.model, device)
+    if isinstance(loop, PlainLoop) and batches:
+        _refuse_caches_that_matter(job, model, loop, next(iter(batches.values())).micro_batches[0].data)
+    watched = Watched(job, loop.model, device) if isinstance(loop, PlainLoop) else None
     steps: list[Step] = []
     remembered: Keys = {}
     with (
