@@ -44,6 +44,30 @@ def weighed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(loss.clamp(min=0.0)) / 2
 
 
+def penalised(outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    """How much the outputs change with the inputs is punished: the gradient of one number, their sum."""
+    predicted, inputs = outputs
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(predicted.sum(), inputs, create_graph=True)
+    return _each(predicted, targets).mean() + slope.square().sum(-1).sqrt().sub(1).square().mean()
+
+
+def clamped_penalty(outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    predicted, inputs = outputs
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(predicted.sum(), inputs, create_graph=True)
+    return _each(predicted, targets).mean() + slope.square().sum(-1).mean().clamp(max=100.0)
+
+
+class WithInputs(Blocks):
+    """What it predicts, and what its gradient is taken by."""
+
+    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
+        x = x.clone().requires_grad_()
+        with torch.enable_grad():
+            return super().forward(x), x
+
+
 class OwnSteps(nn.Module):
     """A training step of its own.
 

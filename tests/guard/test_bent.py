@@ -16,6 +16,10 @@ def loss(name: str, **hparams: Any) -> Any:
     return job(loss_function=f"bent_jobs:{name}", hparams=hparams)
 
 
+def penalised(name: str) -> Any:
+    return job(load_model="bent_jobs:WithInputs", loss_function=f"bent_jobs:{name}")
+
+
 def own(kind: str) -> Any:
     changes: dict[str, Any] = {"load_model": "bent_jobs:OwnSteps", "model_args": {"kind": kind}}
     return job(**changes, own_step=True, loss_function=None, hparams={})
@@ -25,12 +29,14 @@ REFUSED = {
     **{f"{name} under ddp": (Cell(loss(name), "ddp", 2), LOSS) for name in ("clamped", "at_least")},
     "left_out in micro-batches": (Cell(loss("left_out", accumulate=2), "single"), LOSS),
     "clamped under fsdp": (Cell(loss("clamped"), "fsdp", 2), LOSS),
+    "clamped_penalty under ddp": (Cell(penalised("clamped_penalty"), "ddp", 2), LOSS),
     "an own step's loss": (Cell(own("loss"), "ddp", 2), LOSS),
     **{f"an own step's {kind}": (Cell(own(kind), "ddp", 2), GRADIENT) for kind in ("hooks", "states")},
 }
 RIGHT = {
     "clamped alone": Cell(loss("clamped"), "single"),
     **{f"{name} under ddp": Cell(loss(name), "ddp", 2) for name in ("each_clamped", "weighed")},
+    "penalised under ddp": Cell(penalised("penalised"), "ddp", 2),
     **{f"an own step's {kind}": Cell(own(kind), "ddp", 2) for kind in ("weights", "by hand")},
     "an own step alone": Cell(own("loss"), "single"),
 }

@@ -50,7 +50,7 @@ def bends(loss: TakeLoss, put_back: Callable[[], AbstractContextManager[Any]], e
             return False
         # What is the same for all batches is of the weights, as a penalty on them.
         same = (i for i, (a, b) in enumerate(zip(scaled.values, others, strict=True)) if a == b)
-        fixed = frozenset(same)
+        fixed = scaled.differentiated.union(same)
         half, large, small, again = (take(0, by, fixed)[0] for by in (_HALF, _LARGE, _SMALL, 1.0))
     except Exception as error:
         if failures.is_of_the_machine(error):
@@ -79,30 +79,36 @@ class _Scaled(TorchFunctionMode):
     :param fixed: those that stay as they are, by when they are computed.
     :ivar values: what they were.
     :ivar looked_into: whether more is made of one than a sum or a multiple.
+    :ivar differentiated: those of which gradients are computed, by when they are: what goes on from there
+        are the gradients of samples, as of the sum of what a model predicts for a gradient penalty.
     """
 
     def __init__(self, scale: float, fixed: frozenset[int]) -> None:
         super().__init__()
         self.values: list[float] = []
         self.looked_into = False
+        self.differentiated: frozenset[int] = frozenset()
         self._scale, self._fixed = scale, fixed
-        self._followed: dict[int, torch.Tensor] = {}  # held, so that no other tensor gets its id
+        # What is made of which numbers. The tensors are held, so that no other gets their ids.
+        self._followed: dict[int, tuple[torch.Tensor, frozenset[int]]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         given = list(tensors_in((args, kwargs)))
-        followed = [tensor for tensor in given if id(tensor) in self._followed]
+        of = frozenset(i for tensor in given if (f := self._followed.get(id(tensor))) for i in f[1])
         result = func(*args, **kwargs)
-        if followed:
+        if func is torch.autograd.grad:
+            self.differentiated |= of
+        elif of:
             self._note(func, args, given)
-            self._followed.update((id(tensor), tensor) for tensor in tensors_in(result))
+            self._followed.update((id(tensor), (tensor, of)) for tensor in tensors_in(result))
         elif _is_one_number(result) and any(tensor.numel() > 1 for tensor in given):
             self.values.append(float(result.detach()))
             if len(self.values) - 1 not in self._fixed and self._scale != 1:
                 result = result * self._scale
-            self._followed[id(result)] = result
+            self._followed[id(result)] = result, frozenset({len(self.values) - 1})
         return result
 
     def _note(self, func: Any, args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
