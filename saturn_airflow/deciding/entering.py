@@ -14,7 +14,7 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, total_batches
+from saturn_airflow.profiling.options import Estimates, ran_out, total_batches
 
 
 def entries(
@@ -41,7 +41,7 @@ def entries(
                 end=a.end,
                 kind=node.kind,
                 parameters=dict(estimate.parameters),
-                verdict=estimate.verdicts.get(guards.mark(job, estimate.version)),
+                verdict=_verdict(job, estimate),
                 own_code=guards.own_code(job),
                 seconds_per_batch=estimate.seconds_per_batch,
                 setup_seconds=estimate.setup_seconds,
@@ -82,7 +82,7 @@ def _strategy(entry: PlanEntry, option: Option, estimates: Estimates) -> Strateg
         technique=option.technique,
         devices=option.devices,
         parameters=dict(estimate.parameters),
-        verdict=estimate.verdicts.get(guards.mark(entry.job, estimate.version)),
+        verdict=_verdict(entry.job, estimate),
         seconds=option.seconds[entry.kind],
         setup_seconds=option.setup,
         leaves_in=_leaves_in(estimate),
@@ -105,6 +105,12 @@ def with_work_elsewhere(found: Sequence[PlanEntry], left: Mapping[str, float]) -
         work[entry.node] = work.get(entry.node, 0.0) + min(areas)
     whole = sum(work.values())
     return [dataclasses.replace(entry, elsewhere=max(0.0, whole - work[entry.node])) for entry in found]
+
+
+def _verdict(job: Job, estimate: Estimate) -> str | None:
+    """What the guard said of it."""
+    verdict = estimate.verdicts.get(guards.mark(job, estimate.version))
+    return None if ran_out(job, estimate) else verdict
 
 
 def _leaves_in(estimate: Estimate) -> float | None:

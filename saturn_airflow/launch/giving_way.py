@@ -18,6 +18,7 @@ from saturn_airflow.launch.leases import Lease, default_folder
 from saturn_airflow.launch.rest_of_sweep import RestOfSweep
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.launch.turn_at_node import Sharing
+from saturn_airflow.model import guards
 from saturn_airflow.model.claims import Claim
 from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.errors import SaturnError
@@ -244,13 +245,13 @@ class TurnsOfRun:
             return False
         self._refused.add((self.spec.technique, self.spec.devices))
         refusal, other = self._refusal(failure), self._other(len(self.device_ids), less_memory=out_of_memory)
-        if not out_of_memory or (other is not None and not occupied):
+        if not out_of_memory or not occupied:
             tell({"event": "refused", **refusal.to_dict()})
         if other is None:
             return False
         self._go_on_under(other)
         message = (
-            f"{refusal.what} ({failure.reason}): training goes on under {other.technique} x {other.devices}"
+            f"{refusal.what} ({refusal.why}): training goes on under {other.technique} x {other.devices}"
         )
         tell({"event": "warning", "message": message})
         tell({"event": "leased", **self.under})
@@ -258,9 +259,12 @@ class TurnsOfRun:
 
     def _leave_out(self, refusals: Iterable[RefusedStrategy]) -> None:
         """Begin under another strategy where the memory ran out under the planned one in an earlier run: it
-        would at the same batch."""
+        would at the same batch, but by other code."""
         planned = self.spec
         out = [refusal for refusal in refusals if refusal.status == Status.OUT_OF_MEMORY]
+        if out:
+            own_code = guards.own_code(planned.job)
+            out = [refusal for refusal in out if refusal.own_code in (None, own_code)]
         while any(
             (refusal.technique, refusal.devices) == (self.spec.technique, self.spec.devices)
             and dict(refusal.parameters) == dict(self.spec.parameters)
@@ -305,8 +309,8 @@ class TurnsOfRun:
     def _refusal(self, failure: Failure) -> RefusedStrategy:
         spec = self.spec
         under = spec.technique, spec.devices
-        # What was trained until the memory ran out counts.
-        last = {} if failure.status == Status.OUT_OF_MEMORY else self._last_step
+        # What was trained until the memory ran out counts, but by other code it may not run out.
+        ran_out = failure.status == Status.OUT_OF_MEMORY
         return RefusedStrategy(
             technique=spec.technique,
             devices=spec.devices,
@@ -314,8 +318,9 @@ class TurnsOfRun:
             status=failure.status,
             parameters=spec.parameters,
             version=next((s.version for s in spec.strategies if (s.technique, s.devices) == under), "1"),
-            step=last.get("step"),
-            seconds=last.get("seconds"),
+            step=None if ran_out else self._last_step.get("step"),
+            seconds=self._last_step.get("seconds"),
+            own_code=guards.own_code(spec.job) if ran_out else None,
         )
 
     def note(self, event: Mapping[str, Any]) -> None:

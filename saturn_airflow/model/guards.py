@@ -23,6 +23,8 @@ TRUSTED = "trusted"
 NOT_CHECKED = "not checked"
 #: where something was, and differed.
 REFUSED = "refused"
+#: Begins the verdict where the job's training ran out of memory, which its trial had not.
+RAN_OUT = f"{REFUSED}: memory ran out in training"
 
 # Characters.
 _LONGEST = 600
@@ -73,7 +75,7 @@ def versions() -> dict[str, str]:
 
 def allows(job: Job, technique: str, verdict: str | None) -> bool:
     """Whether ``job`` may be trained under a technique of which the guard said ``verdict``, if anything."""
-    if technique in job.trust or verdict is None:
+    if verdict is None or (technique in job.trust and not verdict.startswith(RAN_OUT)):
         return True
     if verdict.startswith(REFUSED):
         return False
@@ -93,6 +95,11 @@ def refused(reason: str) -> str:
     """The verdict that refuses for ``reason``, as short as its place in a record wants it."""
     verdict = f"{REFUSED}: {reason}"
     return verdict if len(verdict) <= _LONGEST else f"{verdict[: _LONGEST - 1]}…"
+
+
+def ran_out(reason: str) -> str:
+    """The verdict on what ran out of memory in training, with ``reason`` as its error."""
+    return refused(f"{RAN_OUT.removeprefix(f'{REFUSED}: ')} ({reason})")
 
 
 def _named(job: Job) -> frozenset[str]:

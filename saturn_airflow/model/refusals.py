@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from saturn_airflow.model import formats
+from saturn_airflow.model import formats, guards
 from saturn_airflow.model.status import Status
 
 
@@ -20,7 +20,9 @@ class RefusedStrategy:
 
     :param parameters: of the technique, of this ``version``.
     :param step: the last that was trained under it, what differs among them; None where it was not begun.
-    :param seconds: of that step.
+        Of what ran out of memory None, too: what it trained counts.
+    :param seconds: of the last step under it.
+    :param own_code: of what ran out of memory, by :func:`~saturn_airflow.model.guards.own_code`; else None.
     """
 
     technique: str
@@ -31,6 +33,7 @@ class RefusedStrategy:
     version: str = "1"
     step: int | None = None
     seconds: float | None = None
+    own_code: str | None = None
 
     @property
     def what(self) -> str:
@@ -41,7 +44,20 @@ class RefusedStrategy:
     @property
     def in_words(self) -> str:
         """The strategy, and why it is refused."""
-        return f"{self.what}: {self.reason}"
+        return f"{self.what}: {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason behind :attr:`what`: the strategy is not named again."""
+        strategy = f"{self.technique} x {self.devices} "
+        named = self.reason.startswith(strategy)
+        return f"it {self.reason.removeprefix(strategy)}" if named else self.reason
+
+    @property
+    def verdict(self) -> str:
+        """What later plans are to know of it, as a verdict of the guard."""
+        ran_out = self.status == Status.OUT_OF_MEMORY
+        return (guards.ran_out if ran_out else guards.refused)(self.reason)
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON-ready data."""

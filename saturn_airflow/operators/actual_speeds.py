@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -19,6 +20,8 @@ from saturn_airflow.profiling.fingerprints import fingerprint
 
 #: A speed that is further off than this share is told.
 DRIFT = 0.15
+#: What is refused so would be again.
+_KNOWN_NEXT = (Status.CHANGES_RESULT, Status.OUT_OF_MEMORY)
 #: Seconds between two runs, at the least; and the share by which a clock that is being adjusted may run fast
 #: or slow (at most 500 ppm, by adjtime).
 _MOMENT, _SLEWED = 0.01, 0.0005
@@ -99,14 +102,29 @@ def actual_speeds(outcomes: Sequence[Outcome], entries: Sequence[PlanEntry] = ()
     alike: dict[tuple[Key, str], list[Trained]] = {}
     for one in trained_in_one_go(outcomes, planned):
         alike.setdefault((one.key, json.dumps(one.parameters, sort_keys=True)), []).append(one)
-    return [_seen(group, planned) for group in alike.values()] + refused_at_last(outcomes, planned)
+    seen = [_seen(group, planned) for group in alike.values()]
+    refused = {_alike(one): one for one in refused_at_last(outcomes, planned)}
+    # Of two that are written at once nobody knows which is the later one.
+    found = [_with_refusals(one, refused.pop(_alike(one), None)) for one in seen]
+    return [*found, *refused.values()]
+
+
+def _alike(estimate: Estimate) -> tuple[Key, str, str]:
+    return estimate.key, estimate.version, json.dumps(dict(estimate.parameters), sort_keys=True)
+
+
+def _with_refusals(seen: Estimate, refused: Estimate | None) -> Estimate:
+    if refused is None:
+        return seen
+    return dataclasses.replace(seen, verdicts={**seen.verdicts, **refused.verdicts})
 
 
 def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry]) -> list[Estimate]:
-    """What the guard refused where jobs were to train: the next plan is to know. One for each strategy."""
-    found: dict[tuple[Key, str], Estimate] = {}
+    """What the guard refused where jobs were to train, and what ran out of memory: the next plan is to know.
+    One for each strategy."""
+    found: dict[tuple[Key, str, str], Estimate] = {}
     for o, refusal in [(outcome, refusal) for outcome in outcomes for refusal in outcome.refusals]:
-        if refusal.status != Status.CHANGES_RESULT or (entry := planned.get(o.job)) is None:
+        if refusal.status not in _KNOWN_NEXT or (entry := planned.get(o.job)) is None:
             continue
         as_planned = (refusal.technique, refusal.devices) == (entry.technique, entry.devices)
         seconds = entry.seconds_per_batch if as_planned else refusal.seconds
@@ -121,9 +139,9 @@ def refused_at_last(outcomes: Sequence[Outcome], planned: Mapping[str, PlanEntry
             parameters=refusal.parameters,
             setup_seconds=entry.setup_seconds if as_planned else 0.0,
             seconds_per_batch=seconds,
-            verdicts={guards.mark(entry.job, refusal.version): guards.refused(refusal.reason)},
+            verdicts={guards.mark(entry.job, refusal.version): refusal.verdict},
         )
-        alike = one.key, json.dumps(dict(one.parameters), sort_keys=True)
+        alike = _alike(one)
         found[alike] = found[alike].joined(one) if alike in found else one
     return list(found.values())
 

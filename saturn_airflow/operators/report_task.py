@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, Context, TaskInstanceState
+from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.model.entries import PlanEntry
@@ -40,6 +39,7 @@ from saturn_airflow.operators.context import (
     pull_from_trials,
 )
 from saturn_airflow.operators.leftovers import send_unsent, stop_leftovers, with_last_checkpoints
+from saturn_airflow.operators.lost_jobs import why_lost
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.report_table import table, why_ended
 from saturn_airflow.operators.round_report import at_last, of_rounds
@@ -106,7 +106,7 @@ class ReportOperator(BaseOperator):
         names = [job.name for job in jobs]
         if not planned:
             unplanned = of_no_plan(names, unplanned or [], self.plan_tasks[0])
-        every = of_every_job(names, unplanned or [], outcomes, lambda: why_lost(context["ti"], self))
+        every = of_every_job(names, unplanned or [], outcomes, lambda job: why_lost(context["ti"], self, job))
         plan = Plan.from_dict(planned) if planned else None
         made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
         result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices, made)
@@ -284,45 +284,20 @@ def of_no_plan(
     return [said.get(name) or {"job": name, "reason": why} for name in names]
 
 
-_OF_INSTANCE = re.compile(r"_\d+$")
-_NO_OUTCOME = "its train task left no outcome; see its log"
-
-
-def why_lost(ti: Any, report: Any) -> str:
-    """Why a train task left no outcome: an edit of the DAG may have taken it away.
-
-    :param report: the task that asks.
-    """
-    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id]).get(ti.run_id, {})
-    own = f"{report.settings.group}."
-    gone = {
-        name if report.dag.has_task(name) else _OF_INSTANCE.sub("", name)
-        for name, state in states.items()
-        if name.startswith(own) and ".train" in name and state == TaskInstanceState.REMOVED
-    }
-    if gone := {name for name in gone if not report.dag.has_task(name)}:
-        return (
-            f"the DAG was changed as the sweep ran, and Airflow removed its train tasks ({min(gone)}): with "
-            "other nodes or rounds a sweep has other tasks. Clear the DAG run: what is saved goes on"
-        )
-    return _NO_OUTCOME
-
-
 def of_every_job(
     names: Sequence[str],
     unplanned: Sequence[Mapping[str, Any]],
     outcomes: Sequence[Outcome],
-    why: Callable[[], str] = lambda: _NO_OUTCOME,
+    why: Callable[[str], str],
 ) -> list[Outcome]:
     """An outcome for each of the sweep's jobs, in order: of those not planned and of those lost, too.
 
-    :param why: says why one is lost, where one is.
+    :param why: says why one is lost.
     """
     by_job = {outcome.job: outcome for outcome in outcomes}
     for entry in unplanned:
         by_job[entry["job"]] = Outcome(job=entry["job"], status=Status.NOT_PLANNED, reason=entry["reason"])
-    reason = "" if by_job.keys() >= set(names) else why()
-    return [by_job.get(name) or Outcome(job=name, status=Status.LOST, reason=reason) for name in names]
+    return [by_job.get(name) or Outcome(job=name, status=Status.LOST, reason=why(name)) for name in names]
 
 
 def summarize(

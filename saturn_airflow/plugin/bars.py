@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from saturn_airflow.model import untold_ends
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.plugin.queries import ENDED, NEVER_RAN, PLAN, REPORT, TRAIN, Record, Task
 
@@ -260,7 +261,7 @@ def _find_status(
     else:
         skipped = "skipped" if is_live else "not run"
         bar.status = skipped if task.state in NEVER_RAN else "lost"
-        bar.reason = None if bar.status == skipped else "its train task left no outcome; the log says why"
+        bar.reason = None if bar.status == skipped else untold_ends.in_words(task.state)
 
 
 def _set_times(bar: Bar) -> None:

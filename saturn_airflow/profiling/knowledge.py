@@ -13,7 +13,7 @@ from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.problem import PlannedJob, Problem
 from saturn_airflow.profiling.host_parts import NOTHING_SEEN, HostBytes
-from saturn_airflow.profiling.options import Estimates, options_of
+from saturn_airflow.profiling.options import Estimates, options_of, ran_out
 from saturn_airflow.profiling.trials import Candidate, Strategies, strategies
 from saturn_airflow.profiling.unmeasured import hopeless, interpolated, optimistic
 
@@ -101,8 +101,13 @@ class Knowledge:
 
     def _is_needless(self, key: Key) -> bool:
         """Whether it would give speed for memory that is there: others work on no more devices."""
-        return self.grid[key].spares_memory and any(
-            e.works and e.devices <= key.devices and not _spares_memory(e) for e in self.beside(key)
+        candidate = self.grid[key]
+        return candidate.spares_memory and any(
+            e.works
+            and e.devices <= key.devices
+            and not _spares_memory(e)
+            and not all(ran_out(job, e) for job in candidate.jobs.values())
+            for e in self.beside(key)
         )
 
     def interpolated(self) -> dict[Key, Estimate]:

@@ -39,7 +39,9 @@ def options_of(
         for e in estimates.values()
         if e.fingerprint == mark and e.works and (job.techniques is None or e.technique in job.techniques)
     ]
-    for e in within_hosts(job, [e for e in own if not refusal(job, e, marks)], cluster, memory):
+    # Where nothing else is left, it may suffice for what the data are today.
+    may = [e for e in own if not refusal(job, e, marks)] or [e for e in own if ran_out(job, e)]
+    for e in within_hosts(job, may, cluster, memory):
         seconds.setdefault((e.technique, e.devices), {})[e.kind] = e.seconds(batches)
         paid_again = e.launch_seconds + e.setup_seconds
         setup[e.technique, e.devices] = min(paid_again, setup.get((e.technique, e.devices), paid_again))
@@ -65,6 +67,12 @@ def refusal(job: Job, estimate: Estimate, marks: dict[str, str] | None = None) -
     assert verdict is not None
     wanted = "" if verdict.startswith(guards.REFUSED) else ", and Job(exact=True) wants it exact"
     return verdict.removeprefix(f"{guards.REFUSED}: ") + wanted
+
+
+def ran_out(job: Job, estimate: Estimate) -> bool:
+    """Whether the memory ran out under a strategy as ``job`` was trained, in a sweep before this one."""
+    verdict = estimate.verdicts.get(guards.mark(job, estimate.version)) if estimate.verdicts else None
+    return verdict is not None and verdict.startswith(guards.RAN_OUT)
 
 
 def total_batches(job: Job, estimates: Estimates) -> int | None:

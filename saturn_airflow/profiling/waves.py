@@ -8,14 +8,15 @@ until a plan is made of measured strategies and nothing unmeasured could make it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from saturn_airflow.model.estimates import Estimate, Key
+from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.plan import Plan
 from saturn_airflow.model.problem import Problem
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.knowledge import Knowledge
-from saturn_airflow.profiling.options import Estimates, refusal
+from saturn_airflow.profiling.options import Estimates, ran_out, refusal
 from saturn_airflow.profiling.unmeasured import likely
 
 #: Waves of trials a sweep has at most. With three the last one measures more, and plans are worse.
@@ -95,7 +96,7 @@ def _unexplored(knowledge: Knowledge) -> list[Key]:
             continue
         frugal = [key for key in keys if knowledge.grid[key].spares_memory]
         others = [key for key in keys if key not in frugal]
-        if any(not e.works and (e.out_of_memory or e.technique in own) for e in known):
+        if any(_lacks_memory(e, jobs) or (not e.works and e.technique in own) for e in known):
             # Few devices may be too small: what needs least of one, and each technique where it has most.
             found += frugal[:1]
             widest = {key.technique: key for key in sorted(others, key=lambda key: key.devices)}
@@ -104,6 +105,10 @@ def _unexplored(knowledge: Knowledge) -> list[Key]:
             fewest = min(key.devices for key in others or frugal)
             found += [key for key in others or frugal if key.devices == fewest]
     return found
+
+
+def _lacks_memory(estimate: Estimate, jobs: Sequence[Job]) -> bool:
+    return estimate.out_of_memory or any(ran_out(job, estimate) for job in jobs)
 
 
 def _probes(key: Key, knowledge: Knowledge, hopes: Mapping[Key, Estimate], last: bool) -> list[Key]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from saturn_airflow.model import guards
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.tracking import server
 from saturn_airflow.tracking.estimate_observations import (
@@ -218,11 +219,10 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
     # What a technique of another version did says nothing of this one.
     ordered = [seen for seen in ordered if seen["estimate"].version == ordered[-1]["estimate"].version]
     latest: Estimate = ordered[-1]["estimate"]
-    latest = _replaced(latest, verdicts=_verdicts(o["estimate"] for o in ordered))
+    latest = _replaced(latest, verdicts=_verdicts(ordered, forgetful))
     at = float(ordered[-1]["time"]) / 1000
     if latest.reason is not None:
-        forgotten = forgetful and time.time() - at > REASON_DAYS * 86400
-        return None if forgotten else _replaced(latest, observed_at=at)
+        return None if forgetful and _is_too_old(at) else _replaced(latest, observed_at=at)
     alike = [
         (o["estimate"], 0.5 ** ((at - o["time"] / 1000) / 86400 / HALF_LIFE_DAYS))
         for o in ordered
@@ -247,14 +247,21 @@ def _combined(observations: Sequence[Observation], forgetful: bool = True) -> Es
     )
 
 
-def _verdicts(estimates: Iterable[Estimate]) -> dict[str, str]:
-    """What the guard said last of the parameters that were chosen last, the oldest estimate first."""
+def _is_too_old(at: float) -> bool:
+    """Whether what could not run then is tried again."""
+    return time.time() - at > REASON_DAYS * 86400
+
+
+def _verdicts(observations: Iterable[Observation], forgetful: bool) -> dict[str, str]:
+    """What the guard said last of the parameters that were chosen last, the oldest observation first."""
     verdicts: dict[str, str] = {}
     parameters: Mapping[str, Any] | None = None
-    for e in estimates:
+    for e, at in ((o["estimate"], float(o["time"]) / 1000) for o in observations):
         if e.works and e.parameters != parameters:
             verdicts, parameters = {}, e.parameters
         verdicts.update(e.verdicts)
+        if forgetful and _is_too_old(at):
+            verdicts = {mark: v for mark, v in verdicts.items() if not v.startswith(guards.RAN_OUT)}
     return verdicts
 
 

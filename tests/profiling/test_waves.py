@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from laws import cluster, job, measure, plan
 
 from saturn_airflow import Cluster, HParams, Job
+from saturn_airflow.model import guards
 from saturn_airflow.model.estimates import Estimate, Key
 from saturn_airflow.profiling import waves
 from saturn_airflow.profiling.knowledge import Knowledge
@@ -151,6 +152,20 @@ def test_where_one_device_is_too_small_many_and_the_frugal_are_tried(reason: str
     assert [(key.technique, key.devices) for key in done[0]] == [("even", 1)]
     assert {(key.technique, key.devices) for key in done[1]} == {("frugal", 1), ("even", 8), ("wide", 8)}
     assert makespan(knowledge) <= 1.02 * 1000 * 0.9 * 0.16 + 4
+
+
+def test_where_memory_ran_out_in_training_what_takes_less_is_tried_and_planned() -> None:
+    """There was nothing else that night, and the job was lost."""
+    big = job(0, 0.9, 1000)
+    knowledge, _ = sweep([big], cluster(1))
+    assert [key[1:3] for key in knowledge.known] == [("even", 1)]
+    verdicts = {guards.mark(big, e.version): guards.ran_out("no room") for e in knowledge.known.values()}
+    (known,) = [dataclasses.replace(e, verdicts=verdicts) for e in knowledge.known.values()]
+    knowledge, (wave,) = sweep([big], cluster(1), [known])
+    assert [(key.technique, key.devices) for key in wave] == [("frugal", 1)]
+    planned = knowledge.problem(knowledge.known)
+    assert planned is not None
+    assert {option.technique for option in planned.jobs[0].options} == {"frugal"}
 
 
 @pytest.mark.parametrize("refused", [(1,), (2,), (1, 2), (1, 2, 4), (2, 4), (4,)])

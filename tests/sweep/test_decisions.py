@@ -16,19 +16,20 @@ from hypothesis import strategies as st
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.deciding.choices import why_nowhere
 from saturn_airflow.deciding.entering import before
+from saturn_airflow.model.entries import PlanEntry
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.operators import context
 from saturn_airflow.operators.actual_speeds import actual_speeds
 from saturn_airflow.operators.choosing import best_of, why_no_best
+from saturn_airflow.operators.lost_jobs import why_lost
 from saturn_airflow.operators.report_task import (
     ahead,
     estimate_errors,
     of_every_job,
     of_no_plan,
     summarize,
-    why_lost,
 )
 from saturn_airflow.profiling.fingerprints import fingerprint
 from saturn_airflow.profiling.options import by_key, options_of, total_batches
@@ -126,6 +127,7 @@ def test_every_job_of_the_sweep_is_in_the_result() -> None:
         ["a", "b", "c", "d"],
         [{"job": "b", "reason": "fits nowhere"}],
         [outcome("a"), outcome("c", "failed", reason="raised", started_at=104.0, ended_at=116.0, devices=2)],
+        str,
     )
     assert [(o.job, o.status) for o in every] == [
         ("a", "finished"),
@@ -149,33 +151,52 @@ def test_a_node_whose_jobs_end_after_their_report_has_another_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "says"),
+    ("others", "says"),
     [
         (
-            ["sweep.train.gpu-a_1"],
+            {"sweep.train.gpu-a_1": "removed"},
             "the DAG was changed as the sweep ran, and Airflow removed its train tasks (sweep.train.gpu-a):",
         ),
         (
-            ["sweep.round_2.train.b"],
+            {"sweep.round_2.train.b": "removed"},
             "the DAG was changed as the sweep ran, and Airflow removed its train tasks "
             "(sweep.round_2.train.b):",
         ),
-        (["sweep.train_2"], "its train task left no outcome; see its log"),  # the list has become shorter
-        (["other.train.gpu-a_1"], "its train task left no outcome; see its log"),
+        ({"sweep.train_2": "removed"}, "its train task left no outcome; see its log"),  # a shorter list
+        ({"other.train.gpu-a_1": "removed"}, "its train task left no outcome; see its log"),
+        ({"sweep.train_1": "success"}, "its train task is a success, but has told of no training"),
+        ({"sweep.train_1": "failed"}, "its train task has failed before it could tell of any training"),
+        ({"sweep.train_1": "skipped"}, "its train task was skipped"),
+        ({"sweep.round_2.train.x_0": "success", "sweep.train_1": "failed"}, "its train task is a success"),
+        ({"sweep.round_2.train.x": "upstream_failed"}, "its train task did not run"),
     ],
 )
-def test_a_job_whose_task_was_edited_away_says_so(removed: list[str], says: str) -> None:
-    states = {"sweep.plan": "success", "sweep.train_0": "success", **dict.fromkeys(removed, "removed")}
-    ti = SimpleNamespace(dag_id="d", run_id="r", get_task_states=lambda **_: {"r": states})
+def test_a_job_of_whose_task_nothing_was_heard_says_why(others: dict[str, str], says: str) -> None:
+    states = {"sweep.plan": "success", "sweep.train_0": "success", **others}
+    fields: Any = {"technique": "single", "devices": 1, "device_ids": (0,), "start": 0.0, "end": 1.0}
+    fields |= {"kind": "cpu", "fingerprint": "f", "attempt": 1.0, "position": 0}
+    y, x = (PlanEntry(job=job(name), node=n, **fields).to_dict() for name, n in (("a", "y"), ("b", "x")))
+    told = {"sweep.plan": [y, x], "sweep.round_2.plan": [y, x], "sweep.round_3.plan": None}
+    ti = SimpleNamespace(
+        dag_id="d",
+        run_id="r",
+        get_task_states=lambda **_: {"r": states},
+        xcom_pull=lambda task_ids, **_: told[task_ids],
+    )
     dag = SimpleNamespace(has_task=lambda name: name in ("sweep.train", "sweep.plan"))
-    report = SimpleNamespace(dag=dag, settings=SimpleNamespace(group="sweep"))
-    finished, lost = of_every_job(["a", "b"], [], [outcome("a")], lambda: why_lost(ti, report))
+    report = SimpleNamespace(
+        dag=dag,
+        settings=SimpleNamespace(group="sweep"),
+        plan_tasks=list(told),
+        train_tasks=["sweep.train", "sweep.round_2.train.y", "sweep.round_2.train.x"],
+    )
+    finished, lost = of_every_job(["a", "b"], [], [outcome("a")], lambda job: why_lost(ti, report, job))
     assert (finished.status, lost.status) == ("finished", "lost")
     assert (lost.reason or "").startswith(says)
 
 
 def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
-    every = of_every_job(["a"], [], [])
+    every = of_every_job(["a"], [], [], str)
     result = summarize(every, None, devices=4, made=None)
     assert result["failed"] == ["a"]
     assert result["actual_seconds"] == 0
@@ -184,7 +205,7 @@ def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
 
 def test_a_plan_that_failed_is_not_told_of_as_lost_training() -> None:
     said = [{"job": "b", "reason": "fits nowhere"}]
-    found = of_every_job(["a", "b"], of_no_plan(["a", "b"], said, "sweep.plan"), [])
+    found = of_every_job(["a", "b"], of_no_plan(["a", "b"], said, "sweep.plan"), [], str)
     assert [o.status for o in found] == ["not_planned", "not_planned"]
     assert found[0].reason == "nothing was planned, since sweep.plan did not succeed; its log says why"
     assert found[1].reason == "fits nowhere"

@@ -310,6 +310,45 @@ def test_a_strategy_that_was_refused_in_training_is_known_to_the_next_plan() -> 
 
 
 @pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("ddp x 2 changes the result: the loss is off", "it changes the result: the loss is off"),
+        ("the loss is off", "the loss is off"),
+        ("ddp x 20 changes the result", "ddp x 20 changes the result"),
+    ],
+)
+def test_a_refusal_names_its_strategy_once(reason: str, words: str) -> None:
+    refusal = RefusedStrategy(technique="ddp", devices=2, reason=reason)
+    assert refusal.in_words == f"ddp x 2 is refused: {words}"
+
+
+def test_what_ran_out_of_memory_in_training_is_known_to_the_next_plan_of_such_jobs_alone() -> None:
+    planned = dataclasses.replace(entry(), technique="ddp", devices=2)
+    ran_out = {"technique": "ddp", "devices": 2, "reason": "OutOfMemoryError: no room"}
+    ran_out |= {"status": "out_of_memory", "version": "3", "parameters": {}}
+    went_on = outcome(refusals=[ran_out])
+    beside = outcome("b", technique="ddp", devices=2, verdict="exact")
+    strategies = (Strategy(technique="ddp", devices=2, version="3"),)
+    entries = [
+        dataclasses.replace(planned, strategies=strategies),
+        dataclasses.replace(planned, job=job("b")),
+    ]
+    seen = actual_speeds([went_on, beside], entries)
+    assert [e.key.technique for e in seen] == ["single", "ddp"]
+    (verdict,) = {e.key.technique: e for e in seen}["ddp"].verdicts.values()
+    assert verdict == "refused: memory ran out in training (OutOfMemoryError: no room)"
+    known = by_key(*seen)
+    assert [o.technique for o in options_of(job(), known, GPUS)] == ["single"]
+    trusting = dataclasses.replace(job(), trust=("ddp",))
+    assert [o.technique for o in options_of(trusting, known, GPUS)] == ["single"], "trust is in its results"
+    (ddp,) = [e for e in seen if e.technique == "ddp"]
+    (left,) = options_of(job(), by_key(ddp), GPUS)
+    assert left.technique == "ddp", "nothing else is known, and the data may be others today"
+    other = dataclasses.replace(job(), data_version="2")
+    assert {o.technique for o in options_of(other, known, GPUS)} == {"single", "ddp"}
+
+
+@pytest.mark.parametrize(
     ("planned", "trained", "kept"),
     [
         ("here", "here", True),

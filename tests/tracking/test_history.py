@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from saturn_airflow.model import guards
 from saturn_airflow.model.estimates import Estimate
 from saturn_airflow.tracking import estimate_observations, estimate_store, server
 
@@ -323,6 +324,16 @@ def test_everything_there_is(embedded_uri: str, mark: str, tmp_path: Path) -> No
     assert run.data.tags["job"] == "gpt2-small"
     assert run.data.tags["observed"].endswith("+00:00")
     assert run.info.run_name.startswith("gpt2-small")
+
+
+@pytest.mark.parametrize(("days", "known"), [(1, True), (6, True), (8, False)])
+def test_what_ran_out_of_memory_in_training_is_known_for_a_week(days: int, known: bool) -> None:
+    said = {"a": guards.ran_out("no room"), "b": "refused: it differs"}
+    at = time.time() * 1000 - days * 86400e3
+    seen = [{"time": at, "source": "trained", "estimate": estimate("f", verdicts=said)}]
+    found = estimate_store._combined(seen)
+    assert found is not None
+    assert found.verdicts == (said if known else {"b": "refused: it differs"})
 
 
 def test_verdicts_of_the_guard_add_up_under_the_parameters_that_were_chosen_last(

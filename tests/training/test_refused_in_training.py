@@ -17,6 +17,7 @@ from test_late_changes import EPOCHS, job
 from saturn_airflow import Job
 from saturn_airflow.launch import event_file, failures, leases, past_runs, progress, runs
 from saturn_airflow.launch.giving_way import TurnsOfRun
+from saturn_airflow.model import guards
 from saturn_airflow.model.claims import HERE
 from saturn_airflow.model.entries import Strategy
 from saturn_airflow.model.plan import Place
@@ -113,14 +114,17 @@ def test_where_memory_ran_out_a_job_goes_on_under_what_took_less(
     while turn.goes_on_after(ran_out, told.append):
         seen.append(turn.spec.technique)
     assert seen == expected
-    assert [event["event"] for event in told] == ["refused", "warning", "leased"] * len(expected)
+    assert [event["event"] for event in told] == [
+        *["refused", "warning", "leased"] * len(expected),
+        "refused",
+    ]
     assert all("ran out of memory (" in event["message"] for event in told[1::3])
     assert all(event["step"] is None for event in told[::3]), "what it trained counts"
 
 
 @pytest.mark.parametrize("occupied", [False, True])
 def test_where_memory_ran_out_the_next_run_begins_under_what_took_less(
-    tmp_path: Path, occupied: bool
+    tmp_path: Path, occupied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that had gone on under it may have been told to stop."""
     strategies = tuple(
@@ -151,6 +155,8 @@ def test_where_memory_ran_out_the_next_run_begins_under_what_took_less(
     assert TurnsOfRun(alone, ("n0", "n1")).spec == alone
     measured = dataclasses.replace(spec, mode="trial")
     assert TurnsOfRun(measured, ("n0", "n1")).spec == measured
+    monkeypatch.setattr(guards, "own_code", lambda job: "mended")
+    assert TurnsOfRun(spec, ("n0", "n1")).spec.technique == "ddp", "its code was mended since"
 
 
 def test_a_job_without_another_strategy_ends(tmp_path: Path) -> None:
