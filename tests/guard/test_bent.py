@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+import torch
 from checking import Cell, job, verdicts
+
+from saturn_airflow.training.guarding.bent_losses import bends
 
 pytestmark = pytest.mark.ranks
 
@@ -59,3 +63,19 @@ def test_what_bends_is_refused_where_it_is_cut(what: str, found: dict[str, str])
 @pytest.mark.parametrize("what", RIGHT)
 def test_what_bends_as_on_one_device_is_not(what: str, found: dict[str, str]) -> None:
     assert found[what] == "exact"
+
+
+@pytest.mark.parametrize("clamps", [False, True])
+def test_what_an_expert_does_with_the_only_sample_that_it_gets_is_no_mean_of_the_batch(clamps: bool) -> None:
+    torch.manual_seed(0)
+    gate, expert = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+
+    def loss(number: int) -> torch.Tensor:
+        x = torch.randn(6 - number, 4, generator=torch.Generator().manual_seed(number))
+        share = gate(x).softmax(-1)[:, 0]
+        own = x[:, 0].argmax().unsqueeze(0)
+        out = expert(x[own]) * torch.sigmoid(share[own]) * torch.tanh(share[int(own)])
+        mean = x.matmul(expert.weight.T).index_add(0, own, out).square().mean()
+        return mean.clamp(max=20.0) if clamps else mean.exp().log()
+
+    assert bends(loss, contextlib.nullcontext, torch.finfo(torch.float32).eps) is clamps

@@ -23,6 +23,8 @@ _LINEAR = frozenset(
     {"__get__", "add", "sub", "rsub", "neg", "detach", "float", "double", "to", "clone", "backward"}
 )
 _LINEAR_BY_NUMBERS = frozenset({"mul", "div", "true_divide"})
+# These give what is there: one element of many, or the only one.
+_TAKING = frozenset({"__getitem__", "select", "take", "gather", "squeeze", "reshape", "view"})
 
 #: Computes the loss of one batch, or of another that holds fewer samples or others.
 TakeLoss = Callable[[int], torch.Tensor]
@@ -104,7 +106,11 @@ class _Scaled(TorchFunctionMode):
         elif of:
             self._note(func, args, given)
             self._followed.update((id(tensor), (tensor, of)) for tensor in tensors_in(result))
-        elif _is_one_number(result) and any(tensor.numel() > 1 for tensor in given):
+        elif (
+            _is_one_number(result)
+            and any(tensor.ndim > 0 for tensor in given)
+            and getattr(func, "__name__", None) not in _TAKING
+        ):
             self.values.append(float(result.detach()))
             if len(self.values) - 1 not in self._fixed and self._scale != 1:
                 result = result * self._scale
@@ -122,7 +128,7 @@ def _is_one_number(result: Any) -> bool:
     return (
         isinstance(result, torch.Tensor)
         and result.requires_grad
-        and result.numel() == 1
+        and result.ndim == 0  # tensors of one element may be of the one token that an expert gets
         and result.is_floating_point()
         # Inside vmap it is one number of each sample.
         and not torch._C._functorch.is_functorch_wrapped_tensor(result)
