@@ -320,14 +320,11 @@ def _note_bent(
 ) -> None:
     """Note whether parts of a batch need not make up the whole though they do in the steps that are taken."""
     data = [batch.micro_batches[0].data for batch in batches.values()]
+    users, state = UsersState(job, loop.model), ModuleState(loop.model.modules())
 
     @contextmanager
     def put_back() -> Iterator[None]:
-        with (
-            without_randomness(),
-            UsersState(job, loop.model).put_back(),
-            ModuleState(loop.model.modules()).put_back(),
-        ):
+        with without_randomness(), users.put_back(), state.put_back():
             yield
 
     plain.bent_loss = bends(
