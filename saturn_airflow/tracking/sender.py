@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from saturn_airflow.model import formats
 from saturn_airflow.model.printable import without_login
-from saturn_airflow.tracking import estimate_observations, models, parameters, server, unique
+from saturn_airflow.tracking import absence, estimate_observations, models, parameters, server, unique
 from saturn_airflow.tracking.outbox import OUTBOX, Outbox, Record
 from saturn_airflow.tracking.server import MlflowAwayError, RecordRefusedError, RunGoneError
 
@@ -351,15 +351,12 @@ class BackgroundSender:
                 away = False
                 if away_since is not None:
                     log.info("MLflow answers again after %.0f s", time.monotonic() - away_since)
+                    absence.over(self.sender.uri)
                     away_since = None
             except MlflowAwayError as error:
                 if away_since is None:
                     away_since = time.monotonic()
-                    log.warning(
-                        "MLflow does not answer (%s). Records are kept in %s and sent later",
-                        error,
-                        self.sender.outbox.folder,
-                    )
+                    absence.say(self.sender.uri, str(error), self.sender.outbox.folder)
                 gone = time.monotonic() - away_since
                 pause = min(_LONGEST_PAUSE, _PAUSE + gone / 2) * random.uniform(0.8, 1.2)
             except Exception:

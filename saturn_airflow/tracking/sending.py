@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from saturn_airflow.model.folders import SUPERSEDED
+from saturn_airflow.tracking import absence
 from saturn_airflow.tracking.outbox import Outbox
 from saturn_airflow.tracking.sender import Sender
 from saturn_airflow.tracking.server import MlflowAwayError
@@ -61,14 +62,17 @@ def send_patiently(sender: Sender, patience: float) -> bool:
     deadline = time.monotonic() + patience
     pause = 0.25
     while True:
-        reason = "another process is sending"
+        reason = None
         try:
             if sender.send():
                 return True
         except MlflowAwayError as error:
             reason = str(error)
         if time.monotonic() + pause > deadline:
-            log.warning("MLflow has not taken all records of %s yet (%s)", sender.outbox.folder, reason)
+            if reason is None:
+                log.info("Another process is sending the records in %s to MLflow", sender.outbox.folder)
+            else:
+                absence.say(sender.uri, reason, sender.outbox.folder)
             return False
         time.sleep(pause)
         pause = min(2.0, pause * 2)

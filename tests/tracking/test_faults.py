@@ -69,7 +69,7 @@ def test_a_server_that_is_away_from_the_start_gets_everything_once_it_is_there(
         assert job.log_model_folder(Path(__file__).parent) is None
         assert not job.close("finished")
     assert not tracking.send_outbox(own_server.uri, tmp_path / "sweep", patience=0)
-    assert "does not answer" in caplog.text
+    assert "MLflow takes no records (no answer from" in caplog.text
 
     own_server.start()
     assert tracking.send_outbox(own_server.uri, tmp_path / "sweep")
@@ -265,6 +265,22 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(tmp_path: Path
             server.experiment_id(url, "any")
         broken.shutdown()
     assert str(raised.value) == f"{url} answers with errors of its own (status 500), as its log tells"
+
+
+def test_that_records_are_kept_is_said_once_not_with_each_folder_that_waits(
+    own_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = open_sweep(own_server.uri, tmp_path)
+    for name in "ab":
+        job = open_job(own_server.uri, tmp_path, sweep, name)
+        job.follow(step(0))
+        assert not job.close("finished")
+    assert not sweep.close("finished")
+    assert not tracking.send_outbox(own_server.uri, tmp_path / "sweep", patience=0)
+
+    (said,) = (record.getMessage() for record in caplog.records if "MLflow" in record.getMessage())
+    assert "Connection refused" in said
+    assert f"kept in {tmp_path / 'sweep'}/mlflow and sent when it does" in said
 
 
 def test_what_a_full_disk_has_no_room_for_is_not_taken_for_sent(embedded_uri: str, small_disk: Any) -> None:
