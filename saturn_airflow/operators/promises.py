@@ -52,11 +52,16 @@ class Experience(NamedTuple):
         """
         from saturn_airflow.planning.online.error_law import fit
         from saturn_airflow.tracking import error_history
+        from saturn_airflow.tracking.server import TrackingError
 
         fresh = is_fresh(estimate.source for estimate in estimates if estimate.works)
         why = asked = None
         for dag in (dag_id, None):
-            earlier = [one for one in error_history.find(uri, dag) if one.sweep != key]
+            try:
+                earlier = [one for one in error_history.find(uri, dag) if one.sweep != key]
+            except TrackingError as error:  # asked again, it would keep the plan waiting once more
+                why = f"MLflow, which has how far earlier estimates were off, does not answer ({error})"
+                break
             took = [one.asked_in for one in earlier if one.asked_in is not None][:_LATEST]
             asked = statistics.median(took) if asked is None and took else asked
             alike = [one for one in earlier if one.fresh == fresh]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from saturn_airflow.model import json_text
 from saturn_airflow.model.past_errors import PastError
 from saturn_airflow.tracking import sweep_runs
-from saturn_airflow.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +49,13 @@ def tag(errors: Iterable[PastError], fresh: bool, asked_in: float | None = None)
 
 
 def find(uri: str, dag_id: str | None = None) -> list[SweepErrors]:
-    """The errors of the latest sweeps; none, with a note in the log, when MLflow does not answer.
+    """The errors of the latest sweeps.
 
     :param dag_id: only of this DAG's.
+    :raises TrackingError: when MLflow does not answer.
     """
-    try:
-        tagged = sweep_runs.tagged(uri, ERRORS_TAG, _SWEEPS, dag_id)
-    except TrackingError as error:
-        log.warning("MLflow does not answer (%s): no errors of earlier estimates", error)
-        return []
     found = []
-    for sweep, text in tagged:
+    for sweep, text in sweep_runs.tagged(uri, ERRORS_TAG, _SWEEPS, dag_id):
         try:
             found.append(_read(sweep, json_text.parse(text)))
         except (ValueError, TypeError, KeyError, IndexError, OverflowError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +164,31 @@ def test_damaged_errors_are_left_out_and_more_than_fit_are_not_kept(tmp_path: Pa
     assert found.errors[0].factor == pytest.approx(1.5, rel=1e-3)
 
 
-def test_where_mlflow_is_away_nothing_is_promised() -> None:
-    found = Experience.of("http://127.0.0.1:9", "nightly", "tonight", estimates("history"))
+def test_where_mlflow_is_away_nothing_is_promised_and_it_is_asked_once() -> None:
+    with socket.socket() as listener:  # takes what is asked, and hangs up
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(60)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        asked = []
+
+        def hang_up() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    if not (text := connection.recv(1000)):
+                        return
+                    asked.append(text)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        found = Experience.of(url, "nightly", "tonight", estimates("history"))
+        socket.create_connection(listener.getsockname()).close()
+        thread.join()
     assert found.law is None
+    assert found.why is not None
+    assert "MLflow, which has how far earlier estimates were off, does not answer (no answer" in found.why
+    assert len(asked) == 1
 
 
 def test_a_promise_says_by_when_and_the_report_whether_it_was_kept() -> None:
