@@ -65,8 +65,7 @@ class PlainSteps:
     :param drew: whether it would have drawn random numbers.
     :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
         and
-    :param random_effect: how much other random numbers change the loss of one of them, at most; infinite
-        where that was not tried.
+    :param random_effect: how much other random numbers change the loss of one of them, at most.
     :param device: on what kind of device.
     :param evaluations: the losses of a batch of the evaluation data: after the first step, where the loop
         takes it, and after the last; none where there are no such data.
@@ -264,8 +263,7 @@ def _take_with_other_draws(
     if isinstance(loop, PlainLoop):
         loop.clipped_share = None
     for number, batch in enumerate(batches, len(plain.steps)):
-        if isinstance(loop, PlainLoop):
-            otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
+        otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
         rng.seed(job.hparams.seed, "step", number, 0, 0)
         plain.random_losses.append(loop.step(batch.micro_batches).loss)
     if otherwise:
@@ -342,10 +340,12 @@ def _note_bent(
         )
 
 
-def _drawn_otherwise(job: Job, loop: PlainLoop, batch: Any) -> float:
+def _drawn_otherwise(job: Job, loop: PlainLoop | OwnPlainLoop, batch: Any) -> float:
     """The loss of a batch with other random numbers than a step on it draws."""
     with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
         rng.seed(job.hparams.seed, "drawn otherwise")
+        if isinstance(loop, OwnPlainLoop):
+            return float(loop.loss(_copied_batch(batch))[0].detach())
         with torch.no_grad():
             return loop.loss_of(loop.model, _copied_batch(batch))
 
