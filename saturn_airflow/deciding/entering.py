@@ -14,7 +14,7 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, ran_out, total_batches
+from saturn_airflow.profiling.options import Estimates, total_batches
 
 
 def entries(
@@ -108,9 +108,9 @@ def with_work_elsewhere(found: Sequence[PlanEntry], left: Mapping[str, float]) -
 
 
 def _verdict(job: Job, estimate: Estimate) -> str | None:
-    """What the guard said of it."""
+    """What the guard said of it; None where that is not known, as of what ran out of memory."""
     verdict = estimate.verdicts.get(guards.mark(job, estimate.version))
-    return None if ran_out(job, estimate) else verdict
+    return None if verdict is None or verdict.startswith(guards.RAN_OUT) else verdict
 
 
 def _leaves_in(estimate: Estimate) -> float | None:

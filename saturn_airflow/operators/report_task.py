@@ -106,7 +106,9 @@ class ReportOperator(BaseOperator):
         names = [job.name for job in jobs]
         if not planned:
             unplanned = of_no_plan(names, unplanned or [], self.plan_tasks[0])
-        every = of_every_job(names, unplanned or [], outcomes, lambda job: why_lost(context["ti"], self, job))
+        every = of_every_job(
+            names, unplanned or [], outcomes, lambda lost: why_lost(context["ti"], self, lost)
+        )
         plan = Plan.from_dict(planned) if planned else None
         made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
         result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices, made)
@@ -288,16 +290,19 @@ def of_every_job(
     names: Sequence[str],
     unplanned: Sequence[Mapping[str, Any]],
     outcomes: Sequence[Outcome],
-    why: Callable[[str], str],
+    why: Callable[[Sequence[str]], Mapping[str, str]],
 ) -> list[Outcome]:
     """An outcome for each of the sweep's jobs, in order: of those not planned and of those lost, too.
 
-    :param why: says why one is lost.
+    :param why: says why some are lost, by their names; asked once, and only where there are such.
     """
     by_job = {outcome.job: outcome for outcome in outcomes}
     for entry in unplanned:
         by_job[entry["job"]] = Outcome(job=entry["job"], status=Status.NOT_PLANNED, reason=entry["reason"])
-    return [by_job.get(name) or Outcome(job=name, status=Status.LOST, reason=why(name)) for name in names]
+    if lost := [name for name in names if name not in by_job]:
+        reasons = why(lost)
+        by_job |= {name: Outcome(job=name, status=Status.LOST, reason=reasons[name]) for name in lost}
+    return [by_job[name] for name in names]
 
 
 def summarize(

@@ -71,8 +71,10 @@ def refusal(job: Job, estimate: Estimate, marks: dict[str, str] | None = None) -
 
 def ran_out(job: Job, estimate: Estimate) -> bool:
     """Whether the memory ran out under a strategy as ``job`` was trained, in a sweep before this one."""
-    verdict = estimate.verdicts.get(guards.mark(job, estimate.version)) if estimate.verdicts else None
-    return verdict is not None and verdict.startswith(guards.RAN_OUT)
+    # Of most none has, and a mark takes a digest of the job.
+    if not any(verdict.startswith(guards.RAN_OUT) for verdict in estimate.verdicts.values()):
+        return False
+    return estimate.verdicts.get(guards.mark(job, estimate.version), "").startswith(guards.RAN_OUT)
 
 
 def total_batches(job: Job, estimates: Estimates) -> int | None:

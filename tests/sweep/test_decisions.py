@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,13 +122,17 @@ def outcome(name: str = "a", status: str = "finished", **fields: Any) -> Any:
     return Outcome.from_dict({**usual, **fields})
 
 
+def unknown(lost: Sequence[str]) -> Mapping[str, str]:
+    return dict.fromkeys(lost, "unknown")
+
+
 def test_every_job_of_the_sweep_is_in_the_result() -> None:
     plan = Plan("p", "makespan", 20.0, 16.0, 0.1)
     every = of_every_job(
         ["a", "b", "c", "d"],
         [{"job": "b", "reason": "fits nowhere"}],
         [outcome("a"), outcome("c", "failed", reason="raised", started_at=104.0, ended_at=116.0, devices=2)],
-        str,
+        unknown,
     )
     assert [(o.job, o.status) for o in every] == [
         ("a", "finished"),
@@ -190,13 +195,13 @@ def test_a_job_of_whose_task_nothing_was_heard_says_why(others: dict[str, str], 
         plan_tasks=list(told),
         train_tasks=["sweep.train", "sweep.round_2.train.y", "sweep.round_2.train.x"],
     )
-    finished, lost = of_every_job(["a", "b"], [], [outcome("a")], lambda job: why_lost(ti, report, job))
+    finished, lost = of_every_job(["a", "b"], [], [outcome("a")], lambda lost: why_lost(ti, report, lost))
     assert (finished.status, lost.status) == ("finished", "lost")
     assert (lost.reason or "").startswith(says)
 
 
 def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
-    every = of_every_job(["a"], [], [], str)
+    every = of_every_job(["a"], [], [], unknown)
     result = summarize(every, None, devices=4, made=None)
     assert result["failed"] == ["a"]
     assert result["actual_seconds"] == 0
@@ -205,7 +210,7 @@ def test_a_sweep_that_trained_nothing_has_a_result_too() -> None:
 
 def test_a_plan_that_failed_is_not_told_of_as_lost_training() -> None:
     said = [{"job": "b", "reason": "fits nowhere"}]
-    found = of_every_job(["a", "b"], of_no_plan(["a", "b"], said, "sweep.plan"), [], str)
+    found = of_every_job(["a", "b"], of_no_plan(["a", "b"], said, "sweep.plan"), [], unknown)
     assert [o.status for o in found] == ["not_planned", "not_planned"]
     assert found[0].reason == "nothing was planned, since sweep.plan did not succeed; its log says why"
     assert found[1].reason == "fits nowhere"
