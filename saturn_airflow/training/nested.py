@@ -36,6 +36,11 @@ def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
     return map_parts(lambda path, part: function(part) if isinstance(part, torch.Tensor) else part, data)
 
 
+def copied(data: Any) -> Any:
+    """``data`` whose tensors may be written into."""
+    return map_tensors(torch.clone, data)
+
+
 def map_parts(
     function: Callable[[tuple[Any, ...], Any], Any],
     data: Any,

@@ -297,10 +297,15 @@ RIGHT: dict[str, tuple[Cell, str]] = {
     },
     "a model that is loaded once": (Cell(job(load_model="held_models:one_and_the_same"), "single"), "exact"),
     "a complex parameter": (Cell(job(model_args={"extra": "turns"}), "ddp", 2), "exact"),
-    "masks before an adapter that adds nothing yet": (
+    "masks before an adapter that adds little yet": (
         Cell(job(load_model="drawing_models:adapted"), "ddp", 2),
         "distribution",
     ),
+    "masks before an adapter that adds nothing yet": (
+        Cell(job(load_model="drawing_models:adapted", model_args={"begun": False}), "ddp", 2),
+        "distribution",
+    ),
+    "masks that change nothing": (Cell(job(load_model="drawing_models:draws_in_vain"), "ddp", 2), "exact"),
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     **{
         f"what is drawn and shows little under {technique}": (

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import torch
-
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch
 from saturn_airflow.training.layout import MicroBatch
-from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.nested import copied
 
 # The number of the batch that comes again, and of the one in whose place it does.
 _FIRST, _AGAIN = 0, 2
@@ -40,5 +38,5 @@ def _elsewhere(batch: GlobalBatch, cut: Cut, data: Data) -> GlobalBatch:
         other = dataclasses.replace(cut, share=cut.shares - 1 - cut.share)
         whole = batch.whole()
         parts = [data.layout.take(whole, batch.samples, rows) for rows in other.of(batch.samples)]
-    copies = [MicroBatch(map_tensors(torch.clone, part.data), part.samples) for part in parts]
+    copies = [MicroBatch(copied(part.data), part.samples) for part in parts]
     return dataclasses.replace(batch, micro_batches=copies, turned=cut.shares > 1)

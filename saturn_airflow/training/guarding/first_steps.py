@@ -21,9 +21,9 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.parallelism import caches
 from saturn_airflow.parallelism.module_state import ModuleState, parameters_of
 from saturn_airflow.parallelism.parallel import Parallel
-from saturn_airflow.training import rng
+from saturn_airflow.training import nested, rng
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position, total_steps
-from saturn_airflow.training.guarding import comparing, pairs, resumed_optimizer, whole
+from saturn_airflow.training.guarding import comparing, other_draws, pairs, resumed_optimizer, whole
 from saturn_airflow.training.guarding.bent_gradients import bent_gradient
 from saturn_airflow.training.guarding.bent_losses import bends
 from saturn_airflow.training.guarding.differences import TOLERANCES
@@ -39,7 +39,6 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.losses.decompose import objectives
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import SAMPLES
-from saturn_airflow.training.nested import map_tensors
 from saturn_airflow.training.ranks import Ranks
 
 Load = Callable[[], nn.Module]
@@ -66,6 +65,7 @@ class PlainSteps:
     :param random_losses: of further steps in which it drew what ``single`` draws, where that can be told,
         and
     :param random_effect: how much other random numbers change the loss of one of them, at most.
+    :param hidden_draws: whether they change gradients, though losses by too little to tell which were drawn.
     :param device: on what kind of device.
     :param evaluations: the losses of a batch of the evaluation data: after the first step, where the loop
         takes it, and after the last; none where there are no such data.
@@ -86,12 +86,17 @@ class PlainSteps:
     drew: bool = False
     random_losses: list[float] = field(default_factory=list)
     random_effect: float = math.inf
+    hidden_draws: bool = False
     evaluations: list[float] = field(default_factory=list)
     remembered: Keys = field(default_factory=dict)
     bent: str = ""
     bent_by_hooks: bool = False
     bent_loss: bool = False
     alone: bool = True
+
+    def noise_of(self, loss: float) -> float:
+        """How far two takes of a step with this loss may be apart."""
+        return TOLERANCES[self.number_format].loss * max(abs(loss), 1e-2)
 
 
 def take(
@@ -263,12 +268,15 @@ def _take_with_other_draws(
     if isinstance(loop, PlainLoop):
         loop.clipped_share = None
     for number, batch in enumerate(batches, len(plain.steps)):
-        otherwise.append(_drawn_otherwise(job, loop, batch.micro_batches[0].data))
+        otherwise.append(other_draws.loss_drawn_otherwise(job, loop, batch.micro_batches[0].data))
         rng.seed(job.hparams.seed, "step", number, 0, 0)
         plain.random_losses.append(loop.step(batch.micro_batches).loss)
     if otherwise:
         effects = zip(otherwise, plain.random_losses, strict=True)
         plain.random_effect = max(abs(other - loss) for other, loss in effects)
+        if not plain.random_effect > 10 * plain.noise_of(plain.random_losses[-1]):
+            data = batches[-1].micro_batches[0].data
+            plain.hidden_draws = other_draws.change_gradients(job, loop, data)
 
 
 def _refuse_what_is_not_kept(
@@ -303,7 +311,7 @@ def _that_matters(
     parts = next(iter(batches.values())).micro_batches
 
     def gradients() -> tuple[float, Samples]:
-        copies = [part._replace(data=_copied_batch(part.data)) for part in parts]
+        copies = [part._replace(data=nested.copied(part.data)) for part in parts]
         loss, _, found = loop.gradients(copies)
         loop.model.zero_grad(set_to_none=True)
         return loss, found
@@ -326,7 +334,7 @@ def _note_bent(
             yield
 
     plain.bent_loss = bends(
-        lambda number: loop.loss(_copied_batch(data[number]))[0],
+        lambda number: loop.loss(nested.copied(data[number]))[0],
         put_back,
         torch.finfo(plain.number_format).eps,
     )
@@ -334,20 +342,10 @@ def _note_bent(
     if torch.float16 not in (plain.number_format, *(p.dtype for p in parameters_of(loop.model))):
         plain.bent, plain.bent_by_hooks = bent_gradient(
             loop.model,
-            lambda scale: loop.unclipped(_copied_batch(data[0]), scale),
+            lambda scale: loop.unclipped(nested.copied(data[0]), scale),
             put_back,
             TOLERANCES[plain.number_format],
         )
-
-
-def _drawn_otherwise(job: Job, loop: PlainLoop | OwnPlainLoop, batch: Any) -> float:
-    """The loss of a batch with other random numbers than a step on it draws."""
-    with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
-        rng.seed(job.hparams.seed, "drawn otherwise")
-        if isinstance(loop, OwnPlainLoop):
-            return float(loop.loss(_copied_batch(batch))[0].detach())
-        with torch.no_grad():
-            return loop.loss_of(loop.model, _copied_batch(batch))
 
 
 def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batch: Any) -> None:
@@ -360,20 +358,15 @@ def _refuse_caches_that_matter(job: Job, model: nn.Module, loop: PlainLoop, batc
             if not had_caches:
                 return
             with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
-                given = loop.loss_of(loop.model, _copied_batch(batch))
+                given = loop.loss_of(loop.model, nested.copied(batch))
         with UsersState(job, loop.model).put_back(), ModuleState(loop.model.modules()).put_back():
-            here = loop.loss_of(loop.model, _copied_batch(batch))
+            here = loop.loss_of(loop.model, nested.copied(batch))
     if abs(given - here) > 10 * TOLERANCES[torch.float32].loss * max(abs(given), 1e-2):
         raise JobError(
             f"the model's loss is another with the use_cache=True of its configuration ({given:.6g}) than "
             f"without ({here:.6g}), as of a row that packs several sequences, which transformers keeps apart "
             "only without. Saturn trains without: set use_cache=False in load_model where that is meant"
         )
-
-
-def _copied_batch(batch: Any) -> Any:
-    """A batch that a model may write into, before a step is taken on it."""
-    return map_tensors(torch.clone, batch)
 
 
 def _plain_loop(job: Job, model: nn.Module, device: torch.device, data: Data) -> PlainLoop | OwnPlainLoop:

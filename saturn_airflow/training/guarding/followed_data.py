@@ -15,7 +15,7 @@ from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import given_order
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.loaders import alike
-from saturn_airflow.training.nested import map_tensors, tensors_in
+from saturn_airflow.training.nested import copied, tensors_in
 
 
 class FollowedData:
@@ -31,7 +31,7 @@ class FollowedData:
         self._batches = batches
         self._numbers = set(batches)
         self._changed = data.watched()
-        self._given = map_tensors(torch.clone, _parts(batches))
+        self._given = copied(_parts(batches))
 
     def refuse_what_training_changes(self, drawn_by: Collection[torch.Generator] = ()) -> None:
         """Fetch the batches anew where steps have changed what the data look at, or have written into them.
@@ -78,7 +78,7 @@ class FollowedData:
 
         with self._data.aside(), of_the_job(f"load_dataloader {self._job.load_dataloader!r}"):
             one = first()
-            before = map_tensors(torch.clone, one)
+            before = copied(one)
             again = first()
             if not _memory(one) & _memory(again):
                 return False

@@ -33,7 +33,7 @@ from saturn_airflow.training import state
 from saturn_airflow.training.batches import Cut, Data, GlobalBatch, Position
 from saturn_airflow.training.guarding import comparing, first_steps, kept_steps, updates
 from saturn_airflow.training.guarding.counting import counts_of, grown
-from saturn_airflow.training.guarding.differences import TOLERANCES, Comparison, Difference
+from saturn_airflow.training.guarding.differences import Comparison, Difference
 from saturn_airflow.training.guarding.few_samples import met_again
 from saturn_airflow.training.guarding.first_steps import RANDOM, WHOLE, Load, PlainSteps
 from saturn_airflow.training.guarding.own_plain import gradients_as_seen
@@ -400,22 +400,19 @@ class Guard:
         # From one seed a GPU draws other numbers than a CPU, so these losses can't be compared.
         if not plain.random_losses or plain.device != self._ranks.device.type:
             return self._ranks.size == 1
-        shows = True
         for batch, expected in zip(batches, plain.random_losses, strict=True):
             try:
                 loss, _ = step(batch, None)
             except NotANumberError:
                 return False
-            noise = TOLERANCES[plain.number_format].loss * max(abs(expected), 1e-2)
+            noise = plain.noise_of(expected)
             # Steps add to the noise; what is drawn may show by less than that in a loss.
             allowed = min(100 * noise, max(noise, plain.random_effect / 10))
-            # As of dropout before an adapter that still adds next to nothing.
-            shows = shows and not 0 < plain.random_effect <= 10 * noise
             if not abs(loss - expected) <= allowed:
                 self._refuse_own_seeds(loss, expected, noise)
                 # Those of micro-batches are drawn one after the other, which on one device is the result.
                 return self._ranks.size == 1 and self.job.hparams.accumulate > 1
-        return shows or self._ranks.size == 1
+        return not plain.hidden_draws or self._ranks.size == 1
 
     def _refuse_own_seeds(self, loss: float, expected: float, noise: float) -> None:
         """Refuse other random numbers where one device draws the same ones whatever the seed.

@@ -17,7 +17,7 @@ from saturn_airflow.training.guarding.randomness import without_randomness
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses.decompose import is_near
-from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.nested import copied
 
 _EPSILON = 2.0**-23  # of float32: in coarser formats nothing is found out
 
@@ -71,7 +71,7 @@ def _parts_of(batch: MicroBatch, data: Data) -> list[MicroBatch]:
 
 def _pair(loop: PlainLoop, batch: MicroBatch) -> tuple[float, float]:
     """Both parts of the pair; a batch that the model writes into is copied before."""
-    mean, count = loop.loss(map_tensors(torch.clone, batch.data))
+    mean, count = loop.loss(copied(batch.data))
     assert count is not None, "the loss function returned a pair before"
     return float(mean) * count, count
 

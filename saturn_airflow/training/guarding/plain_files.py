@@ -18,7 +18,7 @@ from saturn_airflow.model.disks import write_whole
 from saturn_airflow.training.guarding.few_samples import numbers_of_samples
 
 # Of what is in the files.
-_FORMAT = 3
+_FORMAT = 4
 # What makes no difference to the plain steps; their learning rate is the guard's.
 _JOB = ("name", "techniques", "nodes", "trust", "exact", "on_step", "on_epoch")
 

@@ -45,7 +45,7 @@ from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import put_into_functions
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.loading import load_model
-from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.nested import copied
 from saturn_airflow.training.switched import switch
 from saturn_airflow.training.without_group import without_group
 
@@ -356,7 +356,7 @@ class LoopSpotChecks:
             if off is not None:
                 comparing.put_off_by_rounding(model, plain.number_format, off)
             take = training.data.layout.take
-            data = _copied(data)
+            data = copied(data)
             if plain.samples < of:
                 data = take(data, of, range(plain.samples)).data
             parts = [MicroBatch(data, plain.samples)]
@@ -376,7 +376,7 @@ class LoopSpotChecks:
     def _technique(self, job: Job, batch: GlobalBatch) -> Step:
         """The technique's step, as far as this rank sees it."""
         own = copy.copy(self._training)
-        copies = [part._replace(data=_copied(part.data)) for part in batch.micro_batches]
+        copies = [part._replace(data=copied(part.data)) for part in batch.micro_batches]
         batch = dataclasses.replace(batch, micro_batches=copies)
         own.first_step = -1
         own.ranks = dataclasses.replace(own.ranks, _stop_requested=lambda: False)
@@ -434,8 +434,3 @@ def can_differ(parallel: Parallel, job: Job, technique: str, parameters: Any) ->
     """Whether a training is more than a plain loop, and nobody said that it need not be checked."""
     is_plain = technique == "single" and type(parallel) is Parallel and not parameters
     return technique not in job.trust and not (is_plain and job.hparams.accumulate == 1)
-
-
-def _copied(data: Any) -> Any:
-    """A batch, which a model or a loss may change in place, before the step itself."""
-    return map_tensors(torch.clone, data)

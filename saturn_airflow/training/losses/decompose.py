@@ -34,7 +34,7 @@ from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.objective import Objective
 from saturn_airflow.training.losses.rules import LABELS, SAMPLES, SUM, LossMeans, Rule
-from saturn_airflow.training.nested import map_tensors
+from saturn_airflow.training.nested import copied
 
 _SMALL = 1e-3  # what means come to in training, as a share of what they are at first
 _LARGE = 100.0  # and at a batch of outliers
@@ -438,7 +438,7 @@ def _evaluate(
     objective.begin(data.samples)
     rng.seed(seed, "probe")
     with torch.no_grad():  # of a copy, which a model may write into
-        parallel.evaluate(objective, map_tensors(torch.clone, data.data), data.samples)
+        parallel.evaluate(objective, copied(data.data), data.samples)
     part = _part(loss_means, parallel.model) if loss_means.loss is not None else None
     # Where only some ranks compute losses, they tell the others; and all must come to the same rule.
     return next(each for each in parallel.ranks.everyones(part) if each is not None)
