@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(_CODE.sub("", page.read_text())):
         if not re.match(r"[a-z]+:|#", target):
             assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_says_a_line_twice(page: Path) -> None:
+    lines = Counter(line for line in _CODE.sub("", page.read_text()).splitlines() if len(line) > 90)
+    assert [line for line, times in lines.items() if times > 1 and not line.startswith("|")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
