@@ -102,8 +102,8 @@ def guarded(technique: type[BaseTechnique], model: dict[str, int], **parameters:
     return str(check(TrainRequest(job=one, technique="one", parameters=parameters), ALONE)["guard"])
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_bias_before_a_norm_may_wander(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_before_a_norm_may_wander(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether another order rounds otherwise depends on the processor and the weights: of some it does."""
     found: list[Difference] = []
     beyond_noise = comparing.beyond_noise
 
@@ -112,7 +112,8 @@ def test_a_bias_before_a_norm_may_wander(seed: int, monkeypatch: pytest.MonkeyPa
         return beyond_noise(differences, *args)
 
     monkeypatch.setattr(comparing, "beyond_noise", noting)
-    assert guarded(Reversed, {"seed": seed}) == "exact"
+    for seed in range(4):
+        assert guarded(Reversed, {"seed": seed}) == "exact"
     assert "the buffer '1.running_mean' after later steps" in {d.what for d in found}
 
 
