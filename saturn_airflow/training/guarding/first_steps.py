@@ -94,6 +94,12 @@ class PlainSteps:
     bent_loss: bool = False
     alone: bool = True
 
+    @property
+    def shows(self) -> bool:
+        """Whether anything has a gradient in a step, so that another one would show."""
+        gradients = (gradient for step in self.steps for gradient in step.gradients.values())
+        return any(gradient is not None and gradient.norm > 0 for gradient in gradients)
+
     def noise_of(self, loss: float) -> float:
         """How far two takes of a step with this loss may be apart."""
         return TOLERANCES[self.number_format].loss * max(abs(loss), 1e-2)
@@ -121,6 +127,8 @@ def take(
         [*sizes, *whole, *RANDOM] for sizes in ([several, few, several], [several] * 3) for whole in wholes
     ] + [[WHOLE] * (3 + len(RANDOM))]
     plain = PlainSteps((), ranks.device.type)
+    # What a loss of pairs makes of few samples, where no two are of one class.
+    shows_nothing: PlainSteps | None = None
     device = ranks.device
     while attempts:
         sizes, *later = attempts
@@ -130,20 +138,21 @@ def take(
             take_each(plain, job, model, load, device, data, eval_data)
         except Exception as error:
             ran_out = device.type != "cpu" and failures.ran_out_of_memory(error)
-            if not ran_out and not later:
+            if not ran_out and not later and shows_nothing is None:
                 raise
         if ran_out:
             # From here on nothing refers to what failed, and to what it held.
             torch.cuda.empty_cache()
-            if sizes.count(WHOLE) == 1:
+            if sizes.count(WHOLE) == 1 or shows_nothing is not None:
                 attempts = later
             else:
                 device = torch.device("cpu")
             continue
-        if plain.steps:
-            break
+        if plain.shows:
+            return plain
+        shows_nothing = shows_nothing or (plain if plain.steps else None)
         attempts = later
-    return plain
+    return shows_nothing or plain
 
 
 def take_each(

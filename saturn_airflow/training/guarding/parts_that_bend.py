@@ -13,13 +13,21 @@ def refuse_bent(plain: PlainSteps, job: Job, parallel: Parallel, technique: str)
 
     :param technique: and the number of its devices.
     :raises ChangesResultError: where the loss is no linear function of its means, and batches are cut; where
-        gradients do not grow as losses do, and those of samples are of another size here, or those of
-        parameters are computed in parts.
+        they are cut, and nothing has a gradient in the compared steps; where gradients do not grow as losses
+        do, and those of samples are of another size here, or those of parameters are computed in parts.
     """
     accumulates = job.hparams.accumulate > 1 and not job.in_micro_batches
     name = technique.partition(" ")[0]
     all_the_same = f"If it may all the same, Job(trust=[{name!r}]) leaves it unchecked"
-    if plain.bent_loss and (parallel.shares > 1 or parallel.pieces > 1 or accumulates):
+    cut = parallel.shares > 1 or parallel.pieces > 1 or accumulates
+    if cut and not plain.shows and not job.own_step:
+        raise ChangesResultError(
+            f"{technique} may change the result: no weight has a gradient in any of the batches that are "
+            "compared with one device, as of a loss of pairs where a batch has none, so that nothing tells "
+            "what parts of others make. Have the first batches of the data ones that train something, or use "
+            f"one device, with accumulate=1. {all_the_same}"
+        )
+    if plain.bent_loss and cut:
         raise ChangesResultError(
             f"{technique} may change the result: the loss is no linear function of the means over a batch "
             "that it is made of, as where they are clamped, or left out where they are large, which does "
