@@ -86,7 +86,7 @@ def test_steps_are_read_as_they_were_written_or_not_at_all() -> None:
     found_there = samples(tensors)
     step = Step(1.5, None, found_there, values, values, found_there, frozenset("a"), {"x": 3})
     step = dataclasses.replace(step, clip=0.5, unclipped=found_there)
-    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.5, [0.25])
+    plain = PlainSteps((3, 1), "cpu", {2}, [step], torch.float32, True, [1.0], 0.5, True, [0.25])
     written = kept_steps.dumped(plain)
     again = kept_steps.loaded(written)
     assert again is not None
