@@ -1,7 +1,7 @@
 # make install | demo | cluster | cluster-demo | test | test-nightly | test-families | test-cuda | test-fast | coverage | lint | lines | docs | clean
 PYTHON ?= python3
 # Parts of the tests at a time.
-LANES ?= 2
+LANES ?= 3
 STATE ?= .saturn
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,9 +40,9 @@ what-cluster-needs:
 	@missing="$$(.ci/missing | tr ' ' '\n' | grep -v chromium | xargs)"; test -z "$$missing" || \
 		{ echo "The cluster needs $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-# Parts, LANES at a time, since half the time a test waits for services; each shows its results at its end. What brings up
-# services of its own is a part of its own, so that they don't run on beside all later tests. The longest come first,
-# since the last to end leaves a core idle; what computes most, ranks, begins beside what waits most, the cluster.
+# Parts, LANES at a time: tests wait for services, so two would leave a quarter of two cores idle. Each shows its results
+# at its end. What brings up services of its own is a part of its own, so that they don't run on beside all later tests.
+# The longest come first, since the last to end leaves a core idle.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py. ALSO=lint: and that target, beside the last of the tests:
 # mypy without its cache takes minutes of one core.
 STRATEGIES := tests/techniques tests/guard tests/data
