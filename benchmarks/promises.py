@@ -150,7 +150,34 @@ def main() -> int:
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+    print(table(result))
     return 0
+
+
+def table(result: dict[str, Any]) -> str:
+    """The results as a Markdown table."""
+    distributions = {
+        "normal": "normal errors",
+        "heavy": "heavy tails",
+        "skewed": "skewed",
+        "mixed": "mixed",
+    }
+    rows = {
+        "run as planned": result["as planned, alone"],
+        "in turns with another": result["in turns with another"],
+        **{word: result["by distribution"][name] for name, word in distributions.items()},
+        **{
+            f"errors of {past} earlier sweeps" if past == "2 to 4" else past: of
+            for past, of in result["by earlier sweeps"].items()
+        },
+    }
+    lines = ["| sweeps | kept | 95% interval | width over known law |", "| --- | --- | --- | --- |"]
+    for name, of in rows.items():
+        low, high = of["kept_interval"]
+        lines.append(
+            f"| {name} | {of['kept']:.1%} | {low:.1%} to {high:.1%} | {of['width_over_known_law']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def told(found: Sequence[Kept]) -> dict[str, Any]:

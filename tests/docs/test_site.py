@@ -1,7 +1,9 @@
-"""The documentation: it builds, its links lead somewhere, and what it says of the command line is so."""
+"""The documentation: it builds, its links and tables are whole, what it says of commands and results is so."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
 import shlex
@@ -21,6 +23,7 @@ PAGES = [
 ]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+_FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -41,6 +44,61 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(_CODE.sub("", page.read_text())):
         if not re.match(r"[a-z]+:|#", target):
             assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind its ``#``: the headings, as Markdown's ``toc`` and GitHub name them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_CODE.sub("", page.read_text())):
+        file, _, heading = target.partition("#")
+        to = page.parent / file if file else page
+        if heading and not re.match(r"[a-z]+:", target) and to.suffix == ".md":
+            assert heading in anchors(to), target
+
+
+def broken_rows(text: str) -> list[str]:
+    """Lines of tables that are no whole row of them, and what interrupts tables."""
+    found, columns, before = [], 0, ""
+    for line in _FENCED.sub("", text).splitlines():
+        if line.startswith("|"):
+            cells = len(re.findall(r"(?<!\\)\|", line)) - 1
+            if not line.endswith("|") or (columns and cells != columns) or (not columns and before):
+                found.append(line)
+            columns = columns or cells
+        else:
+            if line.endswith(" |") or (columns and line and not line.startswith("<!--")):
+                found.append(line)
+            columns = 0
+        before = "" if line.startswith(("<!--", "#")) else line
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_whole(page: Path) -> None:
+    assert broken_rows(page.read_text()) == []
+
+
+def test_rows_that_are_not_whole_are_found() -> None:
+    whole = "| a | b |\n| --- | --- |\n| 1 | `x \\| y` |\n\nText.\n"
+    assert broken_rows(whole) == []
+    torn = "| a | b |\n| --- | --- |\n| 1 | Half of it. \nAnother paragraph |\n| 2 | 3 |\n| 4 |\n"
+    assert broken_rows(torn) == ["| 1 | Half of it. ", "Another paragraph |", "| 2 | 3 |", "| 4 |"]
+
+
+@pytest.mark.parametrize("name", ["planner", "rounds", "arrivals", "promises"])
+def test_tables_of_results_are_those_of_their_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    table = importlib.import_module(name).table(results["rows"] if name == "rounds" else results)
+    pages = "".join(page.read_text() for page in PAGES)
+    marked = re.findall(rf"<!-- {name}-results -->\n(.*?)\n<!-- /{name}-results -->", pages, re.DOTALL)
+    assert marked == [table]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
