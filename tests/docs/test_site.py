@@ -1,4 +1,4 @@
-"""The documentation: it builds, its links and tables are whole, what it says of commands and results is so."""
+"""The documentation: it builds, links and tables are whole, its commands and results are those there are."""
 
 from __future__ import annotations
 
