@@ -26,7 +26,7 @@ def listed() -> str:
 def _purpose(path: Path) -> str:
     said = ast.get_docstring(ast.parse(path.read_text()))
     assert said, f"{path} does not say what it is for"
-    return " ".join(said.split("\n\n")[0].split())
+    return " ".join(said.split("\n\n")[0].replace(":mod:`", "`").split())
 
 
 def page() -> str:
