@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from random import random as drawn
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,17 @@ class Adapter(nn.Module):
         return x + 1e-6 * added
 
 
+class SkipsByName(nn.Module):
+    """It leaves a layer out by chance, by a function of Python's that it has imported by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.training and drawn() < 0.5 else x + self.layer(x)
+
+
 class DrawsInVain(nn.Module):
     """It draws masks that change nothing."""
 
@@ -63,6 +75,10 @@ class DrawsInVain(nn.Module):
 
 def adapted(begun: bool = True) -> nn.Module:
     return Blocks(Adapter(begun))
+
+
+def skips_by_name() -> nn.Module:
+    return Blocks(SkipsByName())
 
 
 def draws_in_vain() -> nn.Module:

@@ -306,6 +306,21 @@ RIGHT: dict[str, tuple[Cell, str]] = {
         "distribution",
     ),
     "masks that change nothing": (Cell(job(load_model="drawing_models:draws_in_vain"), "ddp", 2), "exact"),
+    **{
+        f"a layer left out by name under {technique}": (
+            Cell(
+                job(load_model="drawing_models:skips_by_name", hparams={"accumulate": accumulate}),
+                technique,
+                devices,
+            ),
+            verdict,
+        )
+        for technique, devices, accumulate, verdict in [
+            ("spill", 1, 1, "exact"),
+            ("single", 1, 2, "exact"),
+            ("ddp", 2, 1, "distribution"),
+        ]
+    },
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     **{
         f"what is drawn and shows little under {technique}": (

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from random import random as drawn_by_name
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import uniform as uniform_by_name
 from torch.distributions import Bernoulli, Beta, Binomial, Categorical, Cauchy, Gamma, Normal, Poisson
 from torch.nn import functional
 
-from saturn_airflow.training.guarding.randomness import without_randomness
+from saturn_airflow.training.guarding.randomness import each_pass_anew, without_randomness
 
 WEIGHTS = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
 
@@ -64,6 +66,22 @@ def test_what_is_drawn_is_the_same_each_time(how: str) -> None:
     assert any(not torch.equal(torch.as_tensor(DRAWN[how]()), example) for _ in range(9)), (
         "it is random again"
     )
+
+
+@pytest.mark.parametrize("draw", [drawn_by_name, uniform_by_name])
+def test_functions_that_were_imported_by_name_draw_the_same_in_each_pass(draw: Callable[[], float]) -> None:
+    before = random.getstate()
+    with without_randomness() as what:
+        passes: list[list[float]] = []
+        for _ in range(2):
+            with each_pass_anew():
+                assert not what.drew or passes
+                passes.append([draw(), draw()])
+    assert what.drew
+    assert passes[0] == passes[1]
+    assert random.getstate() == before
+    with each_pass_anew():
+        assert [draw(), draw()] != passes[0]
 
 
 def test_a_permutation_moves_what_it_mixes() -> None:

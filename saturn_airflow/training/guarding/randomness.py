@@ -3,7 +3,8 @@
 Dropout drops nothing: it makes its input larger, the more the more it would drop, so that it shows where it
 is left out, or drops in an evaluation. Random tensors become constants that do not depend on who draws them,
 in which order, and for how many samples. What Python's and numpy's generators are asked for is drawn from a
-generator that starts anew each time.
+generator that starts anew each time; by functions that were imported by name, as in ``from random import
+random``, anew in each forward pass.
 """
 
 from __future__ import annotations
@@ -252,6 +253,29 @@ class SwitchedOffRandomness:
             yield np.random, name, self._from_the_start(getattr(np.random, name), np.random.seed)
 
 
+#: What is switched off now; the last one counts.
+_switched_off: list[SwitchedOffRandomness] = []
+
+
+def _states() -> tuple[Any, ...]:
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), bytes(of_numpy[1]), of_numpy[2]
+
+
+@contextmanager
+def each_pass_anew() -> Iterator[None]:
+    """Around a forward pass: while nothing is random, Python's and numpy's own generators begin it alike."""
+    if not _switched_off:
+        yield
+        return
+    random.seed(0)
+    np.random.seed(0)
+    before = _states()
+    yield
+    if _states() != before:
+        _switched_off[-1].drew = True
+
+
 @contextmanager
 def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRandomness]:
     """While it lasts, nothing that this process computes is random; for all its threads.
@@ -261,6 +285,8 @@ def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRa
     """
     what = SwitchedOffRandomness()
     with ExitStack() as patched:
+        patched.callback(random.setstate, random.getstate())
+        patched.callback(np.random.set_state, np.random.get_state())
         for where, name, stand_in in list(what.patches()):
             own = getattr(where, name)
             if name in vars(where):
@@ -269,6 +295,8 @@ def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRa
                 patched.callback(delattr, where, name)
             draw = stand_in if own_generators else _unless_by_own(stand_in, own)
             setattr(where, name, what.noting(draw) if name in _BY_GENERATOR and where is not random else draw)
+        _switched_off.append(what)
+        patched.callback(_switched_off.pop)
         yield what
 
 

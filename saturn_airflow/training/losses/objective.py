@@ -22,6 +22,7 @@ from saturn_airflow.parallelism.module_state import parameters_of
 from saturn_airflow.training import precision
 from saturn_airflow.training.ahead import PlacedAhead
 from saturn_airflow.training.batches import Data
+from saturn_airflow.training.guarding.randomness import each_pass_anew
 from saturn_airflow.training.layout import MicroBatch, of_batch
 from saturn_airflow.training.losses import means
 from saturn_airflow.training.losses.rules import SAMPLES, LossMeans, Rule
@@ -224,7 +225,8 @@ class Objective:
         """
         args, kwargs = self.inputs(batch)
         try:
-            return module(*args, **kwargs)
+            with each_pass_anew():
+                return module(*args, **kwargs)
         except TypeError as error:
             if why := self._why_not_taken(args, kwargs):
                 raise JobError(why) from error

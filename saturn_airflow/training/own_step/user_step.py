@@ -21,6 +21,7 @@ from saturn_airflow.model.plain_numbers import is_number
 from saturn_airflow.parallelism.parallel import Parallel
 from saturn_airflow.training import precision, rng
 from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.guarding.randomness import each_pass_anew
 from saturn_airflow.training.optim import optimizers
 from saturn_airflow.training.own_step import hooks, lightning
 from saturn_airflow.training.own_step.configured import Scheduled, configured, needs_closure
@@ -117,7 +118,7 @@ class OwnStep:
         if hooks.call(self.model, "on_train_batch_start", batch, batch_idx) == -1:
             raise JobError("on_train_batch_start returned -1, which skips batches; return None")
         autocast = precision.autocast(self.hparams.precision, self._device)
-        with of_the_job("training_step"), autocast, without_group():
+        with of_the_job("training_step"), autocast, without_group(), each_pass_anew():
             returned = _call_step(self.model.training_step, batch, batch_idx)
         taken = self._taken(returned, "training_step")
         if self.automatic:
