@@ -30,7 +30,7 @@ class Deployment:
         self.airflow.wait_for_dag(dag_id)
         return self.airflow.trigger(dag_id)
 
-    def wait(self, dag_id: str, run_id: str, timeout: float = 600.0) -> str:
+    def wait(self, dag_id: str, run_id: str, timeout: float = 1200.0) -> str:
         deadline, state = time.monotonic() + timeout, "unknown"
         while time.monotonic() < deadline:
             self.services.check()

@@ -209,7 +209,9 @@ def test_every_command_is_explained_with_examples_that_parse(
 def saturn(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "saturn"
     environment = {**os.environ, **variables}
-    return subprocess.run([str(program), *words], capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(
+        [str(program), *words], capture_output=True, text=True, env=environment, timeout=200
+    )
 
 
 @pytest.mark.parametrize(

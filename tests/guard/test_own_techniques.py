@@ -20,7 +20,7 @@ from saturn_airflow.training.guarding.guarded import check
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
 EVALUATED = {"load_eval_dataloader": "odd_models:vectors"}

@@ -13,7 +13,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.guarding.comparing import noting_formats
 from saturn_airflow.training.guarding.plain import PlainLoop
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1200)]
 
 NOISE = job(hparams={"optimizer": "odd_optimizers:AddsNoise"})
 WITHOUT_ALL = "can't: optimizer 'odd_optimizers:AddsNoise' updates a part of a parameter otherwise"

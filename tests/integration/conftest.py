@@ -36,7 +36,7 @@ class RunningCluster(LocalCluster):
         self.airflow.wait_for_dag(dag_id)
         return self.airflow.trigger(dag_id)
 
-    def wait(self, dag_id: str, run_id: str, timeout: float = 600.0) -> str:
+    def wait(self, dag_id: str, run_id: str, timeout: float = 1200.0) -> str:
         """The state in which a run ends."""
         return self.wait_until(
             lambda: self._ended(dag_id, run_id),
@@ -51,7 +51,7 @@ class RunningCluster(LocalCluster):
             for t in self.airflow.tasks(dag_id, run_id)
         }
 
-    def wait_until(self, ask: Any, timeout: float = 180.0, say: Any = lambda: "") -> Any:
+    def wait_until(self, ask: Any, timeout: float = 400.0, say: Any = lambda: "") -> Any:
         """The first truth that ``ask()`` returns; services that were not killed must stay alive meanwhile."""
         deadline = time.monotonic() + timeout
         while not (answer := ask()):

@@ -57,7 +57,7 @@ class Site:
             headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
         return httpx.Client(base_url=self.url, headers=headers, timeout=120)
 
-    def wait(self, condition: Any, timeout: float = 500.0) -> None:
+    def wait(self, condition: Any, timeout: float = 1000.0) -> None:
         """Wait until ``condition`` holds of the states of the run's tasks, by their ids and names."""
         deadline = time.monotonic() + timeout
         while True:
