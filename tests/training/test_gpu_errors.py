@@ -22,6 +22,8 @@ from saturn_airflow.model.errors import DeviceError, JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.guarding import first_steps
+from saturn_airflow.training.guarding.plain import Step
+from saturn_airflow.training.guarding.samples import samples
 from saturn_airflow.training.layout import MicroBatch
 from saturn_airflow.training.losses import decompose
 from saturn_airflow.training.ranks import Ranks
@@ -238,7 +240,7 @@ def test_what_ran_out_of_memory_holds_none_while_less_is_tried(monkeypatch: pyte
             held.append(weakref.ref(activations))
             raise torch.OutOfMemoryError("CUDA out of memory")
         alive.append(held[0]() is not None)
-        plain.steps.append(Any)  # type: ignore[arg-type]
+        plain.steps.append(Step(1.0, None, samples({"weight": torch.ones(1)}), {}, {}, {}, frozenset()))
 
     monkeypatch.setattr(first_steps, "take_each", take_each)
     job = Job("j", "x:y", "x:y", "x:y")
