@@ -40,8 +40,8 @@ what-cluster-needs:
 	@missing="$$(.ci/missing | tr ' ' '\n' | grep -v chromium | xargs)"; test -z "$$missing" || \
 		{ echo "The cluster needs $$missing: on Debian and Ubuntu, sudo apt-get install $$missing"; exit 1; }
 
-# Parts, LANES at a time: tests wait for services, so two would leave a quarter of two cores idle. Each shows its results
-# at its end. What brings up services of its own is a part of its own, so that they don't run on beside all later tests.
+# Parts, LANES at a time: more than there are cores, since tests wait for services. Each shows its results at its end.
+# What brings up services of its own is a part of its own, so that they don't run on beside all later tests.
 # The longest come first, since the last to end leaves a core idle.
 # JUNIT=FOLDER: and writes them there, for benchmarks/suite.py. ALSO=lint: and that target, beside the last of the tests:
 # mypy without its cache takes minutes of one core.

@@ -7,12 +7,10 @@ have alike where they enter, so that who computes a block again draws the same a
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -105,14 +103,14 @@ class CutDraws:
                 self._seed(self._common, f"layer {number}")
                 self._own = self._states()
                 if self._follows:
-                    self._on_host = _states_on_host()
+                    self._on_host = rng.states_on_host()
 
         return _not_compiled(opened)
 
     def _closes(self, module: nn.Module, args: Any) -> None:
         if self._common is None:
             return
-        if self._follows and any(map(_draws_several, self._on_host, _states_on_host())):
+        if self._follows and any(map(_draws_several, self._on_host, rng.states_on_host())):
             _refuse("by numpy or Python's random, between layers that are cut, alike on each device")
         drew = [bool((a != b).any()) for a, b in zip(self._own, self._states(), strict=True)]
         self._set(self._common)
@@ -186,14 +184,6 @@ class _Follower(TorchFunctionMode):
             _refuse(f"by {called}, for a part that a device has, outside of layers that are cut")
         if part and name not in (*_EACH, *_EACH_TOO):
             _refuse(f"by {called}, between layers that are cut, not for each number by itself")
-
-
-def _states_on_host() -> list[tuple[Any, int]]:
-    """What decides what numpy and Python's random draw next: words, and how many of those are used up."""
-    of_numpy: Any = np.random.get_state()
-    _, words, used, *_ = of_numpy
-    _, (*others, used_too), _ = random.getstate()
-    return [(bytes(words), int(used)), (others, used_too)]
 
 
 def _draws_several(before: tuple[Any, int], now: tuple[Any, int]) -> bool:

@@ -37,7 +37,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], data: Any) -> Any:
 
 
 def copied(data: Any) -> Any:
-    """``data`` whose tensors may be written into."""
+    """``data`` with copies of its tensors, which may be written into."""
     return map_tensors(torch.clone, data)
 
 

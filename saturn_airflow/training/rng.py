@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,14 @@ def is_global(generator: object) -> bool:
     """Whether a generator is one that :func:`seed` seeds."""
     own = getattr(random.random, "__self__", None), np.random.mtrand._rand, torch.default_generator
     return any(generator is one for one in own)
+
+
+def states_on_host() -> list[tuple[Any, int]]:
+    """What decides what numpy and Python's random draw next: words, and how many of those are used up."""
+    of_numpy: Any = np.random.get_state()
+    _, words, used, *_ = of_numpy
+    _, (*others, used_too), _ = random.getstate()
+    return [(bytes(words), int(used)), (others, used_too)]
 
 
 def number(*position: int | str) -> int:

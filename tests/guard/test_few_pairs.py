@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from checking import Cell, job, verdicts
+
+from saturn_airflow.model.errors import JobError
+from saturn_airflow.training.guarding import first_steps
+from saturn_airflow.training.guarding.first_steps import WHOLE
+from saturn_airflow.training.guarding.plain import Step
+from saturn_airflow.training.guarding.samples import samples
+from saturn_airflow.training.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -24,6 +34,19 @@ CELLS = {
     "nothing under ddp": (of("nothing", "ddp", 2), NOTHING),
     "nothing of one device": (of("nothing", "spill"), "exact"),
 }
+
+
+def test_what_whole_batches_raise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_each(plain: first_steps.PlainSteps, *unused: Any) -> None:
+        if plain.sizes[0] == WHOLE:
+            raise JobError("a resumed job would have lost it")
+        plain.steps.append(Step(0.0, None, samples({"weight": torch.zeros(1)}), {}, {}, {}, frozenset()))
+
+    monkeypatch.setattr(first_steps, "take_each", take_each)
+    nothing: Any = None
+    ranks = Ranks(rank=0, size=1, device=torch.device("cpu"))
+    with pytest.raises(JobError, match="would have lost it"):
+        first_steps.take(job(), nothing, nothing, ranks, nothing, None, whole_batch=False)
 
 
 @pytest.fixture(scope="module")

@@ -136,6 +136,26 @@ def test_nothing_notices_that_it_is_looked_at(size: int, tmp_path: Path) -> None
         assert [n for n, w in weights[0].items() if not torch.equal(w, weights[1][n])] == [], what
 
 
+def test_what_draws_by_a_function_imported_by_name_is_looked_at(tmp_path: Path) -> None:
+    model = "drawing_models:skips_by_name"
+    cells = {"spill": 1, "single": 2}
+    told = []
+    for looking in (True, False):
+        requests = [
+            request(
+                job(load_model=model, hparams={"batches": 6, "accumulate": parts}),
+                technique,
+                tmp_path / f"{looking}" / technique,
+            )
+            for technique, parts in cells.items()
+        ]
+        told.append(ranks_module.launch(check_every_step, requests, looking, size=1)[0])
+    for technique, seen, unseen in zip(cells, *told, strict=True):
+        assert seen["status"] == unseen["status"] == "finished", (technique, seen, unseen)
+        losses = [[e["loss"] for e in told["events"] if e["event"] == "step"] for told in (seen, unseen)]
+        assert losses[0] == losses[1], technique
+
+
 def check_in_a_full_container(requests: list[TrainRequest], ranks: Ranks) -> list[dict[str, Any]]:
     host_memory._groups = lambda: iter([(Path("/sys/fs/cgroup"), 2.0**30, 2.0**30 - 1.0)])  # type: ignore[assignment,misc]
     return check_every_step(requests, True, ranks)

@@ -23,7 +23,8 @@ def dry_run(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
         text = f"raise ModuleNotFoundError('the benchmark imports {name}')"
         (folder / f"{name}.py").write_text(text)
     output = folder / "gpu.json"
-    command = [sys.executable, str(BENCHMARK), "--dry-run", "--output", str(output), *arguments]
+    command = [sys.executable, str(BENCHMARK), "--dry-run", "--minutes", "15", "--output", str(output)]
+    command += arguments
     paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
@@ -45,14 +46,14 @@ def assert_measured(row: dict[str, Any], printed: str) -> None:
 
 
 def test_one_case_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
-    result, printed = dry_run(tmp_path, "--minutes", "15", "--only", "6B, spill, clipped")
+    result, printed = dry_run(tmp_path, "--only", "6B, spill, clipped")
     (row,) = result["cases"]
     assert_measured(row, printed)
 
 
 @pytest.mark.nightly
 def test_all_cases_run_and_are_held_against_each_other(tmp_path: Path) -> None:
-    result, printed = dry_run(tmp_path, "--minutes", "15")
+    result, printed = dry_run(tmp_path)
     assert result["cases"][0]["case"] == "1.5B, plain"
     (deepspeed,) = (row for row in result["cases"] if row["technique"].startswith("DeepSpeed"))
     assert (deepspeed["failed"], deepspeed["why"]) == ("left out", "it is held against on GPUs alone")

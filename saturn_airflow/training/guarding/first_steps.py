@@ -101,7 +101,7 @@ class PlainSteps:
         return any(gradient is not None and gradient.norm > 0 for gradient in gradients)
 
     def noise_of(self, loss: float) -> float:
-        """How far two takes of a step with this loss may be apart."""
+        """How far the losses of two takes of a step with this one may be apart."""
         return TOLERANCES[self.number_format].loss * max(abs(loss), 1e-2)
 
 
@@ -127,7 +127,7 @@ def take(
         [*sizes, *whole, *RANDOM] for sizes in ([several, few, several], [several] * 3) for whole in wholes
     ] + [[WHOLE] * (3 + len(RANDOM))]
     plain = PlainSteps((), ranks.device.type)
-    # What a loss of pairs makes of few samples, where no two are of one class.
+    # As with a loss of pairs on few samples, of which no two are of one class.
     shows_nothing: PlainSteps | None = None
     device = ranks.device
     while attempts:
@@ -138,7 +138,7 @@ def take(
             take_each(plain, job, model, load, device, data, eval_data)
         except Exception as error:
             ran_out = device.type != "cpu" and failures.ran_out_of_memory(error)
-            if not ran_out and not later and shows_nothing is None:
+            if not ran_out and not later:
                 raise
         if ran_out:
             # From here on nothing refers to what failed, and to what it held.
@@ -283,7 +283,7 @@ def _take_with_other_draws(
     if otherwise:
         effects = zip(otherwise, plain.random_losses, strict=True)
         plain.random_effect = max(abs(other - loss) for other, loss in effects)
-        if not plain.random_effect > 10 * plain.noise_of(plain.random_losses[-1]):
+        if not all(plain.random_effect > 10 * plain.noise_of(loss) for loss in plain.random_losses):
             data = batches[-1].micro_batches[0].data
             plain.hidden_draws = other_draws.change_gradients(job, loop, data)
 

@@ -1,4 +1,6 @@
-"""Refusing to cut what bends: parts of a batch need not make up the whole where they do in compared steps."""
+"""Refusing to cut what bends, or shows nothing: parts of a batch need not make up the whole where they do in
+compared steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from saturn_airflow.training.guarding.first_steps import PlainSteps
 
 
 def refuse_bent(plain: PlainSteps, job: Job, parallel: Parallel, technique: str) -> None:
-    """Refuse parts of a batch where its loss or its gradients do not grow as those of samples do.
+    """Refuse parts of a batch where its loss or gradients do not grow as those of samples do, or show none.
 
     :param technique: and the number of its devices.
     :raises ChangesResultError: where the loss is no linear function of its means, and batches are cut; where

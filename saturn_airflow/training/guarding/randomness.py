@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from saturn_airflow.training import rng
+
 
 def _drawn_by(module: ModuleType, generator: Any) -> list[str]:
     """The names of a module's functions that draw by its global generator."""
@@ -257,11 +259,6 @@ class SwitchedOffRandomness:
 _switched_off: list[SwitchedOffRandomness] = []
 
 
-def _states() -> tuple[Any, ...]:
-    of_numpy: Any = np.random.get_state()
-    return random.getstate(), bytes(of_numpy[1]), of_numpy[2]
-
-
 @contextmanager
 def each_pass_anew() -> Iterator[None]:
     """Around a forward pass: while nothing is random, Python's and numpy's own generators begin it alike."""
@@ -270,9 +267,9 @@ def each_pass_anew() -> Iterator[None]:
         return
     random.seed(0)
     np.random.seed(0)
-    before = _states()
+    before = rng.states_on_host()
     yield
-    if _states() != before:
+    if rng.states_on_host() != before:
         _switched_off[-1].drew = True
 
 
