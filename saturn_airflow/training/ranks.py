@@ -129,6 +129,20 @@ def _stay_near(device: torch.device) -> None:
         os.sched_setaffinity(0, near)
 
 
+def _tell_numbers(function: Callable[..., Any], numbers: Sequence[int]) -> None:
+    """Put ``numbers`` into the environment where ``function`` is a technique's.
+
+    Trainers that it calls, such as Accelerate's, train on one rank alone without them. Under Saturn's own
+    functions a job's code that reads them would train by the number of devices, and share out its data twice.
+    """
+    ours = str(function.__module__).partition(".")[0] == __name__.partition(".")[0]
+    for name, number in zip(_NUMBERS, numbers, strict=True):
+        if ours:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(number)
+
+
 def launch(
     function: Callable[..., Any] | str, *arguments: Any, size: int, threads: int = 1, **settings: Any
 ) -> list[Any]:
@@ -164,9 +178,6 @@ def run(
         _take(device)
     # Once it is near its GPU: of the cores that are left to it then.
     torch.set_num_threads(min(threads, len(os.sched_getaffinity(0))))  # more would wait for each other
-    # A job's code that reads them would train by the number of devices, and share out its data once more.
-    for name in _NUMBERS:
-        os.environ.pop(name, None)
     for name, value in _BY_DEFAULT.items():
         os.environ.setdefault(name, value)
     dist.init_process_group(
@@ -191,6 +202,7 @@ def run(
     if technique:
         library.get(technique)
     function, arguments = launching.unpack(call)
+    _tell_numbers(function, (rank, rank, size, size))
     memory.reset_peaks(device)
     value = function(*arguments, ranks)
     result = {

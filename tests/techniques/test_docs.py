@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cells import Strategy, deviation, job, run
 from cells import request as train_request
 
@@ -64,14 +65,19 @@ def test_the_one_method_example_trains(examples: list[str], tmp_path: Path) -> N
 class DirectSession:
     """Launches ranks as a session does."""
 
-    def __init__(self, folder: Path, job: Job) -> None:
-        self.folder, self._job = folder, job
+    def __init__(self, folder: Path, job: Job, size: int = 2) -> None:
+        self.folder, self._job, self._size = folder, job, size
+        self.events: list[dict[str, Any]] = []
 
     def export(self, model: Any) -> None:
         export_trained(model, self._job, self.folder / "model")
 
     def launch(self, function: Any, *arguments: Any) -> list[Any]:
-        return ranks.launch(function, *arguments, size=2, technique="hf_trainer")
+        events = self.events.append
+        return ranks.launch(function, *arguments, size=self._size, technique="hf_trainer", on_event=events)
+
+    def losses(self) -> list[float]:
+        return [float(event["loss"]) for event in self.events if event["event"] == "step"]
 
 
 def test_the_two_method_example_trains(examples: list[str], tmp_path: Path) -> None:
@@ -85,3 +91,22 @@ def test_the_two_method_example_trains(examples: list[str], tmp_path: Path) -> N
     technique.execute(a_job, [0, 1], session, parameters)
     assert (tmp_path / "hf" / "checkpoint-6").is_dir()
     assert load_exported(tmp_path / "model") is not None
+
+
+def test_the_two_method_example_shares_each_batch_among_its_devices(
+    examples: list[str], tmp_path: Path
+) -> None:
+    """As one device trains it, and not each device by itself on batches of its own.
+
+    Of a last batch that is smaller Trainer would have some samples twice.
+    """
+    pytest.importorskip("accelerate")
+    a_job = job(loss_function=None, hparams=HParams(batches=3, batch_size=6))
+    sessions: list[Any] = [DirectSession(tmp_path / str(size), a_job, size) for size in (1, 2)]
+    for session in sessions:
+        library.get("hf_trainer").execute(a_job, [0, 1], session, {})
+    alone, shared = (session.losses() for session in sessions)
+    assert len(alone) == 3
+    assert shared == pytest.approx(alone, abs=2e-3)  # Trainer rounds them
+    weights = [torch.load(session.folder / "hf" / "weights.pt") for session in sessions]
+    assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-5
