@@ -79,8 +79,8 @@ class OwnSteps(nn.Module):
         self.inner = Blocks(Clamps() if kind == "states" else nn.Identity()).double()
         self.log_weights = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         self.kind = kind
-        self.automatic_optimization = kind != "by hand"
-        if kind == "hooks":
+        self.automatic_optimization = kind not in ("by hand", "torch.autograd's")
+        if kind in ("hooks", "torch.autograd's"):
             for parameter in self.inner.parameters():
                 parameter.register_hook(lambda gradient: gradient.clamp(-100, 100))  # type: ignore[no-untyped-call]
 
@@ -102,5 +102,9 @@ class OwnSteps(nn.Module):
             for parameter in self.inner.parameters():
                 assert parameter.grad is not None
                 parameter.grad.clamp_(-1e-3, 1e-3)
+            self.optimizer.step()
+        if self.kind == "torch.autograd's":
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss)
             self.optimizer.step()
         return loss

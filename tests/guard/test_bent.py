@@ -35,7 +35,10 @@ REFUSED = {
     "clamped under fsdp": (Cell(loss("clamped"), "fsdp", 2), LOSS),
     "clamped_penalty under ddp": (Cell(penalised("clamped_penalty"), "ddp", 2), LOSS),
     "an own step's loss": (Cell(own("loss"), "ddp", 2), LOSS),
-    **{f"an own step's {kind}": (Cell(own(kind), "ddp", 2), GRADIENT) for kind in ("hooks", "states")},
+    **{
+        f"an own step's {kind}": (Cell(own(kind), "ddp", 2), GRADIENT)
+        for kind in ("hooks", "states", "torch.autograd's")
+    },
 }
 RIGHT = {
     "clamped alone": Cell(loss("clamped"), "single"),

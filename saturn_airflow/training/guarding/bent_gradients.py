@@ -84,13 +84,13 @@ def larger_backward(
 
     :param see: called after each, when the gradients are those of that pass alone.
     """
-    own = torch.Tensor.backward
+    own = torch.autograd.backward  # which Tensor.backward calls, too
 
-    def backward(tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kw: Any) -> None:
+    def backward(tensors: torch.Tensor | Sequence[torch.Tensor], *args: Any, **kw: Any) -> None:
         before = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        own(tensor * scale, gradient, *args, **kw)  # type: ignore[no-untyped-call]
+        own([one * scale for one in ((tensors,) if torch.is_tensor(tensors) else tensors)], *args, **kw)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -100,8 +100,8 @@ def larger_backward(
                 if there is not None:
                     parameter.grad = there if parameter.grad is None else parameter.grad + there
 
-    torch.Tensor.backward = backward  # type: ignore[assignment,method-assign]
+    torch.autograd.backward = backward  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.Tensor.backward = own  # type: ignore[method-assign]
+        torch.autograd.backward = own
