@@ -83,14 +83,16 @@ class Patience:
 
 
 def those(paths: Iterable[Path], ask: Callable[[Path], bool], seconds: float) -> Iterator[Path]:
-    """Those of ``paths`` of which ``ask`` says True, one after another; what does not answer is left out.
+    """Those of ``paths`` of which ``ask`` says True, one after another.
+
+    What does not answer, or can't be read, is left out.
 
     :param seconds: as of :class:`Patience`.
     """
     patience = Patience(seconds)
     for path in paths:
         says = False
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):
             says = patience.within(f"{ask.__qualname__} {path}", partial(ask, path))
         if says:
             yield path

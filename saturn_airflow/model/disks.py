@@ -37,6 +37,11 @@ def is_told(text: str) -> bool:
     return any(os.strerror(number) in text for number in _FAULTS)
 
 
+def is_denied(text: str) -> bool:
+    """Whether the system's words for what a user may not do to a file stand in ``text``."""
+    return any(os.strerror(number) in text for number in (errno.EACCES, errno.EPERM))
+
+
 def is_full(text: str) -> bool:
     """Whether the system's words for a full disk stand in ``text``."""
     return any(os.strerror(number) in text for number in _FULL)

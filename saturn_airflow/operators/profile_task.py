@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.launch import rights
 from saturn_airflow.model import formats, initial_weights
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.core_use import CoreUse
@@ -55,12 +56,14 @@ class ProfileOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Run the trial.
 
+        :raises DiskError: when the sweep's folder can't be written; a retry may find it mended.
         :raises AirflowFailException: when none of the jobs can be trained; why is in the log.
         """
         from saturn_airflow.profiling.blame import measured_with_any
 
         go_with_parent()
         sweep = SweepContext.of(context, self.settings.group)
+        rights.check_may_write(sweep.folder)
         try:
             formats.check(self.trial, "a trial", "the trial of this task")
             trial = Trial.from_dict(self.trial)

@@ -27,6 +27,8 @@ _FIRST_SECONDS = {Status.LOST: 1.0, Status.STOPPED: 1.0, Status.OUT_OF_MEMORY: 6
 _FIRST_SECONDS_OF_FAILURES, _MOST_SECONDS = 5.0, 300.0
 #: Seconds between the tries of a training that a full disk keeps from beginning: the tries last for a night.
 _DISK_SECONDS = 60.0
+#: What Airflow's log says of such a try.
+DISK_REASON = "a disk is full, fails or can't be written, which may be mended"
 
 
 class TryAgainError(AirflowException):
@@ -47,7 +49,9 @@ class WhenItSaysSo(ExceptionRetryPolicy):
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
         """Whether and when to try again."""
-        if isinstance(exception, OSError) and disks.is_fault(exception):
+        # Without a file it is another computer that refuses.
+        denied = isinstance(exception, PermissionError) and bool(exception.filename)
+        if isinstance(exception, OSError) and (denied or disks.is_fault(exception)):
             exception = DiskError(str(exception))
         if isinstance(exception, TryAgainError):
             return RetryDecision.retry(timedelta(seconds=exception.seconds), "the task says so")
@@ -75,9 +79,7 @@ _AIRFLOW = RetryRule(
     reason="Airflow could not be asked",
     retry_delay=timedelta(seconds=3),
 )
-_DISK_MAY_BE_MENDED = RetryRule(
-    exception="saturn_airflow.model.errors.DiskError", reason="a disk is full or fails, which may be mended"
-)
+_DISK_MAY_BE_MENDED = RetryRule(exception="saturn_airflow.model.errors.DiskError", reason=DISK_REASON)
 #: For tasks that need no device, or measure: Airflow's errors and full disks; what else goes wrong is their
 #: fault.
 SHORT_TASK_POLICY = WhenItSaysSo(rules=[_DISK_MAY_BE_MENDED, _AIRFLOW], default=RetryAction.FAIL)

@@ -101,17 +101,18 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
 
         :raises TryAgainError: when training ended without finishing, or this task must go before it; a
             retry goes on.
+        :raises DiskError: when the job's folder can't be written; a retry may find it mended.
         :raises AirflowFailException: when no retry can help: the loss is not a number, memory ran out, the
             job failed too often; or when nobody wants the training any more.
         """
-        from saturn_airflow.launch import followers
+        from saturn_airflow.launch import followers, rights
 
-        job = self.entry.name
-        folder = SweepContext.of(context, self.settings.group).job_folder(job)
+        folder = SweepContext.of(context, self.settings.group).job_folder(self.entry.name)
+        rights.check_may_write(folder)
         words = "Waiting for an earlier try of this task to let go of the training"
         with followers.sole_follower(folder, self.must_go, lambda: self.log.info(words)) as alone:
             if not alone:
-                raise TryAgainError(f"{job}: an earlier try of this task has not let go of it yet")
+                raise TryAgainError(f"{self.entry.name}: an earlier try has not let go of it yet")
             try:
                 self._begin(context, folder)
                 self.execute_resumable(context)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
+from saturn_airflow.launch import rights
 from saturn_airflow.model import clear_secrets, formats, json_text
 from saturn_airflow.model.cluster import Cluster
 from saturn_airflow.model.disks import write_whole
@@ -96,6 +97,7 @@ class TrialsOperator(WaveOperator):
         started = time.time()
         settings = self.settings
         sweep = SweepContext.of(context, settings.group)
+        rights.check_may_write(sweep.folder)
         try:
             jobs = self._checked_jobs(context)
             cluster, left_out = self._nodes()

@@ -72,9 +72,10 @@ def _is_installed(place: Path) -> bool:
     roots.add(site.getusersitepackages())
     if any(place.resolve().is_relative_to(Path(root).resolve()) for root in roots):
         return True
-    # Some installers leave links there, to where they keep packages for all environments; so do people, to
-    # what they work on, which no distribution has.
-    return any(place.is_relative_to(root) for root in roots) and place.name in _recorded(str(place.parent))
+    # Other folders of installed packages come by PYTHONPATH and .pth files. Some installers leave links, to
+    # where they keep packages for all environments; so do people, to what they work on, which no
+    # distribution has.
+    return place.name in _recorded(str(place.parent))
 
 
 @functools.lru_cache(maxsize=8)

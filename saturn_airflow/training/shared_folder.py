@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from saturn_airflow.launch import checkpoint_files
+from saturn_airflow.launch import checkpoint_files, rights
 from saturn_airflow.model import disks, sizes
 from saturn_airflow.model.errors import DiskError, JobError
 from saturn_airflow.training import tensor_files
@@ -132,6 +132,8 @@ class SharedFolder:
         if first:
             told = f"no checkpoint can be written to {self.path} ({first})"
             if not disks.is_told(first):
+                if disks.is_denied(first) and (denied := rights.why_not(self.path)):
+                    raise DiskOfCheckpointsError(f"no checkpoint can be written: {denied}")
                 raise CheckpointError(f"{told}; check the folder and its rights")
             missing = next(filter(None, (missing for _, missing in everyones)), "")
             fix = f"{self._make_room}{missing}" if disks.is_full(first) else "look after that disk"

@@ -62,3 +62,17 @@ def test_a_sweep_whose_disk_does_not_answer_keeps_no_other_from_its_end(
         assert hangs.exists()
     finally:
         waiting.set()
+
+
+def test_a_sweep_whose_folder_cant_be_read_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    closed, other = (tmp_path / "sweeps" / "dag" / run / "sweep" for run in ("1", "2"))
+    Outbox(other / "job").append({"kind": "tags", "values": {"a": "b"}})
+    (closed / "mlflow").mkdir(parents=True)
+    # Root reads what others may not, but no loop of links.
+    (closed / "mlflow" / "outbox.jsonl").symlink_to("outbox.jsonl")
+    monkeypatch.setattr(tracking, "send_outbox", lambda *_, **__: True)
+    assert leftovers.send_unsent("sqlite://") == [other]
+    assert pruning.prune(days=1) == []

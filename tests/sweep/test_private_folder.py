@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow.launch import rights
+from saturn_airflow.model.errors import DiskError
 from saturn_airflow.operators.private_folder import close_to_others
+from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 ANN, BOB, GPU = 61001, 61002, 61100
@@ -116,3 +121,31 @@ def test_a_group_that_is_not_there_is_named(home: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("AIRFLOW__SATURN__GROUP", "no-such-group")
     with pytest.raises(AirflowFailException, match="no such group"):
         close_to_others(home)
+
+
+@as_root
+def test_a_sweep_in_a_folder_of_another_user_is_told_whose_it_is_and_how_to_mend_it(home: Path) -> None:
+    """Such as one that root made by hand: its tasks are tried again, and go on once it is mended."""
+    group = home / "sweeps" / "dag" / "run" / "sweep"
+    as_user(ANN, lambda: write_state(home))
+    (group / "job").chmod(0o755)
+    os.chown(group / "job", 0, 0)
+    told = (
+        rf"job can't be written by user {ANN}: {group / 'job'} belongs to user root and has mode 0755; give "
+        rf"it back to {ANN} \(chown -R {ANN} "
+    )
+    with pytest.raises(DiskError, match=told):
+        as_user(ANN, lambda: rights.check_may_write(group / "job"))
+    with pytest.raises(DiskError, match="0755"):
+        as_user(ANN, lambda: rights.check_may_write(group / "job" / "runs" / "0001"))
+    as_user(ANN, lambda: rights.check_may_write(group / "another job"))
+    with pytest.raises(DiskError, match="sweeps belongs to user 61001 and has mode 0700"):
+        as_user(BOB, lambda: rights.check_may_write(group / "job"))
+
+
+@as_root
+def test_checkpoints_that_wait_for_the_right_to_be_written_cost_a_job_none_of_its_tries(home: Path) -> None:
+    folder, ranks = home / "checkpoints", Ranks(rank=0, size=1, device=torch.device("cpu"))
+    folder.mkdir(parents=True)
+    with pytest.raises(DiskOfCheckpointsError, match=r"no checkpoint .* belongs to user root"):
+        as_user(ANN, lambda: SharedFolder(folder, ranks, None, print))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,15 @@ def test_a_task_says_itself_when_it_is_tried_again(policy: Any) -> None:
     assert (said.action, said.retry_delay) == (RetryAction.RETRY, timedelta(seconds=7))
     assert policy.evaluate(ConnectionResetError(), 1, 10).action == RetryAction.RETRY
     assert policy.evaluate(ValueError(), 1, 10).action == RetryAction.FAIL
+
+
+@pytest.mark.parametrize("policy", [SHORT_TASK_POLICY, TRAINING_POLICY])
+def test_a_file_that_may_not_be_written_is_no_fault_of_airflow(policy: Any) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/shared/sweeps/dag")
+    said = policy.evaluate(denied, 1, 10)
+    assert (said.action, said.reason) == (RetryAction.RETRY, retrying.DISK_REASON)
+    refused = PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # by a firewall
+    assert policy.evaluate(refused, 1, 10).reason == "Airflow could not be asked"
 
 
 @pytest.mark.parametrize("policy", [SHORT_TASK_POLICY, TRAINING_POLICY])

@@ -267,6 +267,34 @@ def test_a_server_that_answers_with_errors_is_not_said_to_be_away(tmp_path: Path
     assert str(raised.value) == f"{url} answers with errors of its own (status 500), as its log tells"
 
 
+def test_a_folder_that_cant_be_locked_keeps_no_other_from_mlflow(
+    embedded_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that belongs to another user: each sweep sends what all others have left."""
+    folder = tmp_path / "sweep"
+    sweep = open_sweep(NOBODY, tmp_path)
+    for name in "abc":
+        job = open_job(NOBODY, tmp_path, sweep, name)
+        job.follow(step(0))
+        assert not job.close("finished")
+    lock = folder / "b" / "mlflow" / "lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    assert not sweep.close("finished")
+    before = {run.info.run_id for run in runs(embedded_uri)}
+
+    def ended() -> set[str]:
+        found = [run.info for run in runs(embedded_uri) if run.info.run_id not in before]
+        return {info.run_name for info in found if info.status == "FINISHED"}
+
+    assert not tracking.send_outbox(embedded_uri, folder, patience=0)
+    assert ended() == {"a", "c"}, "what the sweep says of its jobs comes after theirs"
+    assert f"The records in {folder}/b/mlflow can't be sent to MLflow, and stay there" in caplog.text
+    lock.rmdir()
+    assert tracking.send_outbox(embedded_uri, folder)
+    assert ended() == {"a", "b", "c", "sweep"}
+
+
 def test_that_records_are_kept_is_said_once_not_with_each_folder_that_waits(
     own_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

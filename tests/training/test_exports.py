@@ -174,3 +174,16 @@ def test_a_package_that_an_installer_links_from_its_cache_is_no_code_of_the_job(
     assert model_code._is_installed(tmp_path / "site" / "package")
     assert not model_code._is_installed(tmp_path / "cache" / "package")
     assert not model_code._is_installed(tmp_path / "site" / "worked_on"), "somebody linked it to work on it"
+
+
+def test_a_package_on_any_other_path_that_an_installer_recorded_there_is_no_code_of_the_job(
+    tmp_path: Path,
+) -> None:
+    # As PYTHONPATH and .pth files have it: else each model would carry the whole of torch.
+    for name in ("package", "own"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "package-1.dist-info").mkdir()
+    (tmp_path / "package-1.dist-info" / "METADATA").write_text("Name: package\nVersion: 1\n")
+    (tmp_path / "package-1.dist-info" / "RECORD").write_text("package/__init__.py,,\n")
+    assert model_code._is_installed(tmp_path / "package")
+    assert not model_code._is_installed(tmp_path / "own")
