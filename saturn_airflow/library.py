@@ -22,6 +22,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from saturn_airflow.model.errors import InvalidSweepError
@@ -38,6 +39,8 @@ ENTRY_POINT_GROUP = "saturn_airflow.techniques"
 
 Parameters = Mapping[str, Any]
 
+# Where processes find a technique's file that it starts in a fresh interpreter: they get this one's sys.path.
+_PACKAGE_OF_FILES = "saturn_airflow_technique_files"
 # What the module of a technique's file has of the file as it was imported.
 _DIGEST = "_saturn_digest"
 
@@ -262,14 +265,16 @@ def _class_in(path: Path) -> type[BaseTechnique]:
 
     :raises InvalidSweepError: when it can't be imported, or does not define exactly one.
     """
-    module_name = f"saturn_airflow_technique_{path.stem}"
+    if (importable := str(Path(__file__).parent / "importable")) not in sys.path:
+        sys.path.append(importable)
+    module_name = f"{_PACKAGE_OF_FILES}.{path.stem}"
     module = sys.modules.get(module_name)
     if module is None or getattr(module, "__file__", None) != str(path):
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        vars(module)[_DIGEST] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        _note_digest(module, path)
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
@@ -277,6 +282,7 @@ def _class_in(path: Path) -> type[BaseTechnique]:
             del sys.modules[module_name]
             reason = f"{type(error).__name__}: {error}"
             raise InvalidSweepError(f"technique {path.stem!r}: {path} can't be imported: {reason}") from error
+    _note_digest(module, path)  # where another file has imported it
     classes = [
         value
         for value in vars(module).values()
@@ -291,6 +297,11 @@ def _class_in(path: Path) -> type[BaseTechnique]:
             "(names of base classes start with an underscore)"
         )
     return classes[0]
+
+
+def _note_digest(module: ModuleType, path: Path) -> None:
+    if not hasattr(module, _DIGEST):
+        setattr(module, _DIGEST, hashlib.sha256(path.read_bytes()).hexdigest()[:8])
 
 
 def _instance(technique: type[BaseTechnique], name: str) -> BaseTechnique:

@@ -68,6 +68,7 @@ class ReportedResult:
 
     def __init__(self) -> None:
         self._losses: dict[int, dict[int, float]] = {}
+        self._first: int | None = None
         self._result: dict[str, Any] = {}
         self._speed = _Speed()
 
@@ -76,17 +77,36 @@ class ReportedResult:
         if event.get("event") == "start":
             self._speed.begin(event.get("step"))
         elif event.get("event") == "step":
-            self._losses.setdefault(int(event["epoch"]), {})[int(event["step"])] = event["loss"]
-            self._result |= {"loss": event["loss"], "steps": int(event["step"])}
-            self._speed.step(int(event["step"]))
+            step = int(event["step"])
+            if step <= self._result.get("steps", 0):  # who trains was killed after what it saved last
+                self._forget(step)
+            self._first = step if self._first is None else min(self._first, step)
+            self._losses.setdefault(int(event["epoch"]), {})[step] = event["loss"]
+            self._result |= {"loss": event["loss"], "steps": step}
+            self._speed.step(step)
         elif event.get("event") == "eval":
             self._result |= {
                 key: event[key] for key in ("eval_loss", "metrics") if event.get(key) is not None
             }
 
+    def go_on_from(self, earlier: ReportedResult) -> None:
+        """Be the result of a training that an earlier run began, which has told ``earlier``."""
+        if self._first is not None:
+            earlier._forget(self._first)
+        for epoch, losses in earlier._losses.items():
+            self._losses[epoch] = {**losses, **self._losses.get(epoch, {})}
+        self._result = {**earlier._result, **self._result}
+
+    def _forget(self, step: int) -> None:
+        """Forget what was told of ``step`` and of later ones."""
+        for epoch, losses in list(self._losses.items()):
+            self._losses[epoch] = {told: loss for told, loss in losses.items() if told < step}
+            if not self._losses[epoch]:
+                del self._losses[epoch]
+
     def result(self) -> dict[str, Any]:
         """``loss``, ``steps``, ``epoch_loss``, ``eval_loss`` and ``metrics``, as far as they were told; where
-        steps were, ``batches``, ``seconds_per_batch`` and ``setup_seconds``, by when that was.
+        this run told of steps, ``batches``, ``seconds_per_batch`` and ``setup_seconds``, by when that was.
 
         ``epoch_loss`` is the mean of the losses of the last epoch's steps that were told.
         """

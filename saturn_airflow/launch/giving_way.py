@@ -212,6 +212,7 @@ class TurnsOfRun:
                 device_ids=ids,
                 parameters=strategy.parameters,
                 verdict=strategy.verdict,
+                version=strategy.version,
             )
         elif not self._is_as_planned:
             self.spec = replace(self.spec, device_ids=ids[: self.spec.devices])
@@ -304,6 +305,7 @@ class TurnsOfRun:
             device_ids=None if ids is None else tuple(ids[: other.devices]),
             parameters=other.parameters,
             verdict=other.verdict,
+            version=other.version,
         )
 
     def _refusal(self, failure: Failure) -> RefusedStrategy:

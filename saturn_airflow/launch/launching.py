@@ -59,6 +59,8 @@ class Link:
         self._pipe = pipe
         self._process = os.getpid()
         self._stop = threading.Event()
+        #: Whether somebody asked whether to stop, and was told to.
+        self.told_to_stop = False
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._last_sent = 0.0
@@ -81,7 +83,8 @@ class Link:
         self._end_copies()
         if time.monotonic() - self._last_sent > 0.5:
             self._send(("alive",))
-        return self._stop.is_set()
+        self.told_to_stop = self._stop.is_set()
+        return self.told_to_stop
 
     def request(self, what: Any) -> Any:
         """Ask the launcher for something and wait for the answer."""
@@ -201,7 +204,7 @@ def launch_ranks(
     :param technique: its file is imported before the function is looked up.
     :param watching: as for :func:`launch`.
     :returns: for each rank ``value`` (what the function returned), ``peak_device_bytes``,
-        ``peak_host_bytes`` and ``launch_seconds``.
+        ``peak_host_bytes``, ``launch_seconds`` and ``told_to_stop`` (whether it asked, and was told to).
     :raises RanksFailedError: for the rank that failed first.
     """
     folder = tempfile.mkdtemp(prefix="saturn-ranks-", dir=_scratch())

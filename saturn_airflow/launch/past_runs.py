@@ -106,6 +106,19 @@ def refusals_of(every: Iterable[Run]) -> list[RefusedStrategy]:
     return list({(refusal.technique, refusal.devices): refusal for refusal in found}.values())
 
 
+def steps_by_itself(folder: str | Path, technique: str) -> int:
+    """After how many batches a technique that trains by itself, and so has no checkpoints of Saturn's, left
+    off when it was last stopped; 0 where it was not.
+
+    :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
+    """
+    for run in reversed(all_of(folder)):
+        end = run.end
+        if end is not None and end["status"] == Status.STOPPED and run.spec.technique == technique:
+            return int(end["result"].get("steps", 0))
+    return 0
+
+
 def last_checkpoint(folder: str | Path) -> Event | None:
     """The ``checkpoint`` event (``step``, ``path``) of the last checkpoint that a job wrote; of those that a
     refused strategy wrote, which are set aside, of the last that is still there.

@@ -39,6 +39,8 @@ class RunSpec(TrainingSpec):
     :param verdict: what the guard said of this strategy and job, if it was asked; else it is asked first.
     :param own_code: of which code ``verdict`` is, by :func:`~saturn_airflow.model.guards.own_code`; empty
         where nobody knows. Of other code the guard is asked anew.
+    :param version: of which version of the technique it is; likewise.
+    :param total_batches: global batches of the whole training, where whoever planned it knows.
     :param trial_seconds: how long a trial may take, once it has its devices; what comes before the
         end of a measurement's first batch is not counted, see :class:`TrialClock`.
     :param hang_seconds: training in which nothing moved for this long is ended.
@@ -74,6 +76,8 @@ class RunSpec(TrainingSpec):
     measure: Measure = field(default_factory=Measure)
     verdict: str | None = None
     own_code: str = ""
+    version: str = ""
+    total_batches: int | None = None
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
     most_seconds: float | None = None
@@ -103,6 +107,12 @@ class RunSpec(TrainingSpec):
             object.__setattr__(self, "holder", what)
         if not self.definition:
             object.__setattr__(self, "definition", Definition.of(self.job).to_dict())
+
+    @property
+    def all_batches(self) -> int | None:
+        """Global batches of the whole training; None where nobody knows."""
+        batches = self.job.hparams.batches
+        return self.total_batches if batches is None else batches
 
     def to_dict(self) -> dict[str, Any]:
         """This spec as JSON-ready data."""

@@ -37,12 +37,12 @@ from saturn_airflow.launch import (
     technique_call,
     warm,
 )
-from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.failures import Failure, RanksFailedError, Whose
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.kept_lease import LeaseLostError
 from saturn_airflow.launch.output_limit import OutputLimit
+from saturn_airflow.launch.own_training import ReportedResult, result_of
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
 from saturn_airflow.launch.run_spec import RunSpec, read_spec
@@ -272,7 +272,7 @@ class Supervisor:
             try:
                 spec = replace(turn.spec, batch_count=restarts.batches_left(self._spec.batch_count))
                 result = self._call_technique(spec, device_ids[: spec.devices], keep_open, deadline, tell)
-                return {**(reported.result() if spec.mode == "train" else {}), **result}
+                return result_of(result, reported, turn.spec, self._folder)
             except RanksFailedError as error:
                 if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
                     self._tell_of_others(self._memory.modest)

@@ -17,7 +17,7 @@ from saturn_airflow.launch.launching import Event
 from saturn_airflow.launch.run_spec import RunSpec
 from saturn_airflow.model import references
 
-_DRIVE, _EXPORT = "saturn_airflow.training.session:drive", "saturn_airflow.training.session:export"
+_DRIVE, _EXPORT = "saturn_airflow.training.driving:drive", "saturn_airflow.training.driving:export"
 _IS_SATURNS = "saturn_airflow.library:is_saturns"
 
 LaunchRanks = Callable[[Any, Callable[[], bool]], Any]

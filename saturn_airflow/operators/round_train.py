@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.context import SweepContext, use_techniques_folder
 from saturn_airflow.operators.deadline_watch import DeadlineWatch
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
@@ -107,15 +109,25 @@ class RoundTrainOperator(TrainOperator):
         return self.entry.round or 1
 
     def _spec(self, context: Context) -> RunSpec:
-        from saturn_airflow.launch import past_runs
-
         spec = super()._spec(context)
         if self.entry.most_batches is None:
             return spec
-        # The run begins at the last checkpoint; what was trained since is lost.
+        left = max(0, self.entry.most_batches - self._batches_before(spec))
+        return dataclasses.replace(spec, batch_count=left, total_batches=self.entry.batches)
+
+    @staticmethod
+    def _batches_before(spec: RunSpec) -> int:
+        """The batches from which the run goes on: those of the last checkpoint; what was trained since is
+        lost."""
+        from saturn_airflow import library
+        from saturn_airflow.launch import past_runs
+
+        use_techniques_folder()
+        with contextlib.suppress(InvalidSweepError):  # the run says so
+            if library.get(spec.technique).trains_by_itself:
+                return past_runs.steps_by_itself(spec.folder, spec.technique)
         saved = past_runs.last_checkpoint(spec.folder)
-        left = self.entry.most_batches - (saved["step"] if saved else 0)
-        return dataclasses.replace(spec, batch_count=max(left, 0))
+        return int(saved["step"]) if saved else 0
 
     def _is_of_this_plan(self, run: Run) -> bool:
         goes_on = self.entry.goes_on

@@ -249,6 +249,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             parameters=entry.parameters,
             verdict=entry.verdict,
             own_code=entry.own_code,
+            version=entry.version,
             node=node.name,
             kind=node.kind,
             slots=node.devices,
@@ -291,9 +292,8 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         """When the job had its devices, by the clock of who planned, and for how long."""
         from saturn_airflow.launch import past_runs
 
-        moments = ("started_at", "ended_at")
         held = past_runs.time_on_devices(folder)
-        return {name: value - self.ahead * (name in moments) for name, value in held.items()}
+        return {name: value - self.ahead * name.endswith("_at") for name, value in held.items()}
 
     def _push(self, context: Context, outcome: Outcome) -> None:
         """Say what has become of the job so far."""

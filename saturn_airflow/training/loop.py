@@ -8,6 +8,7 @@ from typing import Any
 from saturn_airflow.launch.request import Measure, TrainRequest
 from saturn_airflow.training import precision
 from saturn_airflow.training.job_training import Look, Training, look_nowhere
+from saturn_airflow.training.load_data import load_data
 from saturn_airflow.training.ranks import Ranks
 
 
@@ -51,6 +52,16 @@ def score(request: TrainRequest, ranks: Ranks) -> dict[str, Any]:
     precision.use(request.job.hparams.precision)
     eval_loss, own = training.evaluation.run()
     return {"eval_loss": eval_loss, "metrics": own}
+
+
+def batches_per_epoch(request: TrainRequest, ranks: Ranks) -> int:
+    """Global batches in one pass over the job's data, 0 where it has no length; every rank calls this
+    together.
+
+    :raises JobError: when the data can't be used.
+    """
+    data = load_data(request.job, request.job.load_dataloader, ranks, here=True)
+    return data.batches_per_epoch or 0
 
 
 def make_training(request: TrainRequest, ranks: Ranks, look: Look = look_nowhere) -> Training:

@@ -210,6 +210,7 @@ def run(
         "peak_device_bytes": memory.peak_device_bytes(device),
         "peak_host_bytes": memory.peak_host_bytes(),
         "launch_seconds": launch_seconds,
+        "told_to_stop": link.told_to_stop,
     }
     if dist.is_initialized():
         dist.destroy_process_group()

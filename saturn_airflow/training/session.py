@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saturn_airflow import library
-from saturn_airflow.launch import failures, job_log, launching
+from saturn_airflow.launch import launching
 from saturn_airflow.launch.emitted import EventChecker
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.launching import Link
-from saturn_airflow.launch.request import ChangesResultError, DoesNotFit, Measure, TrainRequest
+from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.launch.runs import RunSpec
-from saturn_airflow.model import disks, guards
-from saturn_airflow.model.arguments import json_mapping
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model import guards
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.status import Status
 from saturn_airflow.training.guarding.plain_files import PlainFile
-from saturn_airflow.training.guarding.verdicts import Verdicts, verdict_key
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +29,13 @@ __all__ = ["DoesNotFit", "Session"]
 
 Parameters = Mapping[str, Any]
 _LOOP = "saturn_airflow.training.loop:train"
+_LENGTH = "saturn_airflow.training.loop:batches_per_epoch"
 _GUARDED = "saturn_airflow.training.guarding.guarded:measure"
-_SCORE = "saturn_airflow.training.loop:score"
 _GUARD_ALONE = "saturn_airflow.training.guarding.guarded:check"
 # With less time left no further job is guarded in a trial; its training will begin with that.
 _LEAST_SECONDS_TO_GUARD = 15.0
-# Where it keeps the trained model.
-_MODEL = "model"
+#: Where it keeps the trained model.
+MODEL = "model"
 # With less spread than this a quick look tells enough.
 _STEADY = 0.1
 
@@ -69,7 +64,7 @@ class Session:
         :param batch_count: global batches to train for; None for all that are left.
         :returns: ``status`` (``finished`` or ``stopped``), ``steps``, ``loss`` and more.
         """
-        ranks = self._launch(launching.pack(_LOOP, self._request(parameters, batch_count)))
+        ranks = self._launch(launching.pack(_LOOP, self.request(parameters, batch_count)))
         self._result = dict(ranks[0]["value"])
         self._result["peak_device_bytes"] = max(rank["peak_device_bytes"] for rank in ranks)
         self._result["peak_host_bytes"] = sum(rank["peak_host_bytes"] for rank in ranks)
@@ -140,12 +135,13 @@ class Session:
         """
         from saturn_airflow.training.exports import export_trained
 
-        export_trained(model, self._spec.job, self.folder / _MODEL)
+        export_trained(model, self._spec.job, self.folder / MODEL)
 
     def stop_requested(self) -> bool:
         """Whether to save what there is and return; asking shows that the training is alive.
 
-        Once this was True, returning from ``execute`` means that the training stopped, not that it finished.
+        Once this was True, here or on a rank (:meth:`saturn_airflow.training.ranks.Ranks.stop_requested`),
+        returning from ``execute`` means that the training stopped, not that it finished.
         """
         self._told_to_stop = self._link.stop_requested() or self._told_to_stop
         return self._told_to_stop
@@ -153,6 +149,19 @@ class Session:
     def measured(self, parameters: Parameters) -> dict[str, Any]:
         """What :meth:`fastest` learned of ``parameters`` besides their speed; empty where it did not try."""
         return self._measured.get(_key(parameters), {})
+
+    def length_of_data(self) -> dict[str, int]:
+        """``batches_per_epoch`` of the job's data, for a technique whose ``search`` measured without Saturn's
+        loop: nobody else may say how long an epoch takes. Empty where that can't be found in the time left.
+        """
+        left = self._deadline - time.monotonic()
+        if self._spec.job.trainer or left <= 0:
+            return {}
+        try:
+            ranks = self._launch(launching.pack(_LENGTH, self.request({}, None)), left)
+        except RanksFailedError:
+            return {}
+        return {"batches_per_epoch": ranks[0]["value"]}
 
     def verdict(self, parameters: Parameters) -> str:
         """What the guard says of ``parameters``; it is asked now where it was not yet.
@@ -162,12 +171,12 @@ class Session:
         key, technique = _key(parameters), library.get(self._spec.technique)
         if self._spec.technique in self._spec.job.trust:
             return guards.TRUSTED
-        if _trains_by_itself(technique):
+        if trains_by_itself(technique):
             return self._verdicts.setdefault(
                 key, f"{guards.NOT_CHECKED}: {self._spec.technique} trains by itself, in its execute"
             )
         if key not in self._verdicts:
-            ranks = self._launch_guarded(_GUARD_ALONE, self._request(parameters, None))
+            ranks = self._launch_guarded(_GUARD_ALONE, self.request(parameters, None))
             self._note_verdict(parameters, ranks[0]["value"])
         return self._verdicts[key]
 
@@ -224,7 +233,7 @@ class Session:
     def _measure(self, parameters: Parameters, seconds: float, how: Measure) -> tuple[Parameters, float]:
         """``parameters``, with what was decided that they left open, and the seconds of one global batch."""
         begun = time.monotonic()
-        request = self._request(parameters, None, how._replace(seconds=seconds / 2))
+        request = self.request(parameters, None, how._replace(seconds=seconds / 2))
         known = _key(parameters) in self._verdicts or self._spec.technique in self._spec.job.trust
         if known:
             ranks = self._launch(launching.pack(_LOOP, request), seconds)
@@ -257,9 +266,10 @@ class Session:
         )
         return parameters, per_batch
 
-    def _request(
+    def request(
         self, parameters: Parameters, batch_count: int | None, measure: Measure | None = None
     ) -> TrainRequest:
+        """What the ranks of Saturn's loop are asked, of what the run's spec says."""
         alike = self._spec.alike if measure is not None else ()
         own: dict[str, Any] = {"parameters": dict(parameters), "batch_count": batch_count}
         return TrainRequest.of(self._spec, **own, measure=measure, alike=alike)
@@ -288,171 +298,14 @@ class Session:
                 self._deadline += max(0.0, time.monotonic() - began - seconds)
             raise RanksFailedError(answer)
         ranks: list[dict[str, Any]] = answer
+        # Who is told so in there saves what there is and returns, as if it had come to the end.
+        self._told_to_stop = self._told_to_stop or any(rank["told_to_stop"] for rank in ranks)
         return ranks
 
 
-def drive(
-    link: Link,
-    spec_data: Mapping[str, Any],
-    device_ids: Sequence[int],
-    deadline: float,
-    export_apart: Callable[[str], dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Call the technique: what the process between the supervisor and the ranks does.
-
-    It is a process of its own where a technique is not Saturn's: its ``search`` and ``execute`` may do
-    anything.
-
-    :param export_apart: :func:`export` with a checkpoint, in another process; None to call what a job names
-        in this one.
-    """
-    spec = RunSpec.from_dict(spec_data)
-    if export_apart is None:
-        job_log.redirect(link.emit, first=True)
-    session = Session(link, spec, deadline)
-    try:
-        technique = library.get(spec.technique)
-    except InvalidSweepError as error:
-        failure = replace(failures.describe(error), whose="technique")
-        raise RanksFailedError(failure) from None
-    if reason := technique.why_not_initial_weights(spec.job):
-        raise DoesNotFit(reason)
-    if spec.mode == "score":
-        return dict(session.launch(_SCORE, session._request(spec.parameters, None))[0])
-    if spec.mode == "train":
-        own_code = guards.own_code(spec.job)
-        verdict = _verdict_before_training(session, _of_this_code(spec, own_code, session), technique)
-        with _remembering_refusals(session, spec, technique):
-            technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
-        said = {"verdict": verdict, "own_code": own_code}
-        return {**session.result, **said, **_exported(session, spec, export_apart)}
-    reason = library.why_not(technique, spec.job, len(device_ids))
-    if reason is not None:
-        raise DoesNotFit(reason)
-    parameters, seconds = _checked(technique.search(spec.job, device_ids, session), spec.technique)
-    verdicts = session.verdicts(parameters)
-    return {
-        "parameters": parameters,
-        "seconds_per_batch": seconds,
-        "verdicts": verdicts,
-        **session.measured(parameters),
-    }
-
-
-def _of_this_code(spec: RunSpec, own_code: str, session: Session) -> RunSpec:
-    """``spec`` without a verdict that is of other code."""
-    if spec.verdict is None or spec.own_code in ("", own_code):
-        return spec
-    session.emit(
-        "warning",
-        message="the job's code is another than when this was planned: the guard compares first steps anew",
-    )
-    return replace(spec, verdict=None)
-
-
-def _verdict_before_training(session: Session, spec: RunSpec, technique: library.BaseTechnique) -> str:
-    """What the guard says of what is to be trained: nothing is trained that it was not asked about.
-
-    :raises RanksFailedError: when it refuses.
-    :raises ChangesResultError: when an earlier training was refused.
-    """
-    known = Verdicts(session.folder)
-    if spec.verdict is not None and not known.has_any():  # the key would only take time
-        return _allowed(spec, spec.verdict)
-    key = verdict_key(spec, technique)
-    at_last = known.get(key)
-    if at_last is not None and at_last.startswith(guards.REFUSED) and spec.technique not in spec.job.trust:
-        raise ChangesResultError(at_last.removeprefix(f"{guards.REFUSED}: "))
-    verdict = spec.verdict or at_last
-    if verdict is None:
-        verdict = session.verdict(spec.parameters)
-        known.set(key, verdict)
-    return _allowed(spec, verdict)
-
-
-def _allowed(spec: RunSpec, verdict: str) -> str:
-    """``verdict``, where the job may be trained with it."""
-    if not guards.allows(spec.job, spec.technique, verdict):
-        raise DoesNotFit(
-            f"{spec.technique} x {spec.devices} is not exact ({verdict}), as Job(exact=True) wants"
-        )
-    return verdict
-
-
-@contextlib.contextmanager
-def _remembering_refusals(
-    session: Session, spec: RunSpec, technique: library.BaseTechnique
-) -> Iterator[None]:
-    """Around a training: one that was stopped for what it changes is not begun again."""
-    try:
-        yield
-    except RanksFailedError as error:
-        if error.failure.status == Status.CHANGES_RESULT:
-            refused = guards.refused(error.failure.reason)
-            Verdicts(session.folder).set(verdict_key(spec, technique), refused)
-        raise
-
-
-def _trains_by_itself(technique: library.BaseTechnique) -> bool:
+def trains_by_itself(technique: library.BaseTechnique) -> bool:
+    """Whether it has nothing for Saturn's loop to call."""
     return technique.trains_by_itself or type(technique).parallelize is library.BaseTechnique.parallelize
-
-
-def _exported(
-    session: Session, spec: RunSpec, export_apart: Callable[[str], dict[str, Any]] | None
-) -> dict[str, Any]:
-    """Write the finished job's model beside its checkpoints."""
-    checkpoint, folder = session.result.get("checkpoint"), session.folder / _MODEL
-    if session.result["status"] != Status.FINISHED:
-        return {}
-    if checkpoint is None:
-        if folder.is_dir():
-            return {"model": str(folder)}
-        session.emit(
-            "warning",
-            message=f"technique {spec.technique!r} left no model, so this job can't be registered: its "
-            "execute has to call session.export(model)",
-        )
-        return {}
-    return _export(session, spec, checkpoint) if export_apart is None else export_apart(checkpoint)
-
-
-def export(link: Link, spec_data: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
-    """Write the model of a finished job's checkpoint beside it: what a launched process calls.
-
-    :returns: ``model``, its folder; nothing where it can't be written.
-    """
-    spec = RunSpec.from_dict(spec_data)
-    job_log.redirect(link.emit, first=True)
-    return _export(Session(link, spec, math.inf), spec, checkpoint)
-
-
-def _export(session: Session, spec: RunSpec, checkpoint: str) -> dict[str, Any]:
-    """Export a model; training is done, whatever becomes of that."""
-    from saturn_airflow.training.exports import export_model
-
-    try:
-        return {"model": str(export_model(checkpoint, spec.job, session.folder / _MODEL))}
-    except OSError as error:
-        if disks.is_fault(error):
-            raise disks.fault(session.folder, error) from error
-        session.emit("warning", message=f"the model can't be exported ({error}); {checkpoint} holds it")
-        return {}
-
-
-def _checked(found: Any, technique: str) -> tuple[dict[str, Any], float]:
-    """What ``search`` returned, if it is what it should be."""
-    try:
-        parameters, seconds = found
-        # A number that is none would come out of an XCom as None.
-        parameters = json_mapping(dict(parameters), "parameters")
-        if not 0 < float(seconds) < math.inf:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"technique {technique!r}: search returned {found!r:.100}; it must return the parameters (a "
-            "mapping that fits in JSON, without infinity or NaN) and the seconds of a global batch (above 0)"
-        ) from None
-    return parameters, float(seconds)
 
 
 def _key(parameters: Parameters) -> str:

@@ -108,5 +108,24 @@ def test_the_two_method_example_shares_each_batch_among_its_devices(
     alone, shared = (session.losses() for session in sessions)
     assert len(alone) == 3
     assert shared == pytest.approx(alone, abs=2e-3)  # Trainer rounds them
-    weights = [torch.load(session.folder / "hf" / "weights.pt") for session in sessions]
-    assert max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]) < 1e-5
+    assert _apart(*sessions) < 1e-5
+
+
+def test_the_two_method_example_trains_in_parts_as_in_one(examples: list[str], tmp_path: Path) -> None:
+    """Its learning rate falls over the whole job, and each step is told to be of its epoch."""
+    pytest.importorskip("accelerate")
+    a_job = job(loss_function=None, hparams=HParams(epochs=2, batch_size=6), data_args={"samples": 24})
+    sessions: list[Any] = [DirectSession(tmp_path / name, a_job) for name in ("parts", "one")]
+    for count in (3, None):
+        library.get("hf_trainer").execute(a_job, [0, 1], sessions[0], {}, count)
+        assert len(sessions[0].losses()) == (3 if count else 8)
+    library.get("hf_trainer").execute(a_job, [0, 1], sessions[1], {})
+    assert sessions[0].losses() == pytest.approx(sessions[1].losses(), abs=2e-4)  # Trainer rounds them
+    assert _apart(*sessions) < 1e-5
+    for session in sessions:
+        assert [event["epoch"] for event in session.events if event["event"] == "step"] == [0] * 4 + [1] * 4
+
+
+def _apart(one: DirectSession, other: DirectSession) -> float:
+    weights = [torch.load(session.folder / "hf" / "weights.pt") for session in (one, other)]
+    return max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0])

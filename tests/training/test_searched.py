@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from saturn_airflow.training.session import _checked
+from saturn_airflow.training.driving import _checked
 
 
 def test_parameters_are_plain_data() -> None:
