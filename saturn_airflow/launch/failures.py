@@ -188,6 +188,14 @@ def describe(error: BaseException, rank: int = 0) -> Failure:
     )
 
 
+def before_launch(error: SaturnError) -> Failure:
+    """The failure of a run that could not begin, such as for want of its devices."""
+    if isinstance(error, DiskError):
+        return describe(error)
+    whose: Whose = "device" if isinstance(error, DeviceError) else ""
+    return Failure(status=Status.FAILED, reason=str(error), whose=whose)
+
+
 def of_a_death(rank: int, code: int | None, kernel_killed: bool) -> Failure:
     """The failure of a process that ended without a word.
 

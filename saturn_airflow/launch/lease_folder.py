@@ -26,7 +26,7 @@ from saturn_airflow.launch.file_locks import try_lock
 from saturn_airflow.launch.holders import Holder, is_count, is_moment
 from saturn_airflow.launch.trusted_folder import UntrustedFolderError
 from saturn_airflow.model import disks, formats, json_text
-from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.sharing import use
 from saturn_airflow.sharing.line import Order
 
@@ -42,11 +42,15 @@ _GATE_PAUSE = 0.01
 USE = "what teams used of a node's devices"
 
 
+class LeaseFolderError(DiskError, InvalidSweepError):
+    """The folder can't be used as it is: the fault of a machine, which may be mended, and of no job."""
+
+
 class LeaseFolder:
     """The folder, opened.
 
     :ivar ignored: what was found in it that is not as Saturn writes it, by name, with the reason.
-    :raises InvalidSweepError: when it can't be used, or others could tamper with it.
+    :raises LeaseFolderError: when it can't be used, or others could tamper with it.
     :raises DiskError: when its disk is full or fails.
     """
 
@@ -63,7 +67,7 @@ class LeaseFolder:
                 self._gate = self._open(top, "gate", create=True)
                 opened.callback(os.close, self._gate)
             except UntrustedFolderError as error:
-                raise InvalidSweepError(
+                raise LeaseFolderError(
                     f"the folder of device leases {folder} can't be trusted: {error}. Set {FOLDER_VARIABLE} "
                     "or [saturn] leases_folder to a folder of your own on this machine's disk, or, where "
                     f"several users share its devices, to one of a group's: {_how_to_share(folder)}"
@@ -71,7 +75,7 @@ class LeaseFolder:
             except OSError as error:
                 if disks.is_fault(error):
                     raise disks.fault(folder, error) from None
-                raise InvalidSweepError(
+                raise LeaseFolderError(
                     f"the folder of device leases {folder} can't be used ({error.strerror}); "
                     f"set {FOLDER_VARIABLE} to a folder on this node's own disk"
                 ) from None

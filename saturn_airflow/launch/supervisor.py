@@ -37,7 +37,7 @@ from saturn_airflow.launch import (
     technique_call,
     warm,
 )
-from saturn_airflow.launch.failures import Failure, RanksFailedError, Whose
+from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.kept_lease import LeaseLostError
@@ -120,8 +120,7 @@ class Supervisor:
         except StoppedError as stopped:
             result = {"status": Status.STOPPED, "reason": str(stopped)}
         except (DeviceError, InvalidSweepError) as error:
-            whose: Whose = "device" if isinstance(error, DeviceError) else ""
-            failure = Failure(status=Status.FAILED, reason=str(error), whose=whose)
+            failure = failures.before_launch(error)
         except RanksFailedError as error:
             failure = error.failure
         except BaseException as error:

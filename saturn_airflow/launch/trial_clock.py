@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saturn_airflow.launch.failures import Failure
+from saturn_airflow.model.estimates import HUNG_ALONE
 from saturn_airflow.model.status import Status
 
 # Loading a large model, preparing its memory and compiling it take minutes; how fast it trains is told soon
@@ -30,6 +31,7 @@ class TrialClock:
         self._gib = 0.0
         #: The job's code that loads at the moment, in words; empty where none does.
         self.loading = ""
+        self._plain = False
 
     @property
     def setting_up(self) -> bool:
@@ -42,7 +44,9 @@ class TrialClock:
             self.loaded(int(event.get("bytes", 0)))
         elif event["event"] == "loads":
             self.loading = str(event.get("what", ""))
-        return event["event"] in ("model_loaded", "loads")
+        elif event["event"] == "plain_steps":
+            self._plain = bool(event.get("taken"))
+        return event["event"] in ("model_loaded", "loads", "plain_steps")
 
     def loaded(self, model_bytes: int) -> None:
         """The model is loaded, whose weights are of so many bytes: larger ones may take longer."""
@@ -77,7 +81,8 @@ class TrialClock:
         if self._stepped_at is None:
             limit = _SET_UP_FACTOR * self._seconds + _SET_UP_SECONDS_A_GIB * self._gib
             late = now > self._launched + limit
-            what = f"{self.loading} did not return" if self.loading else "its first batch was not done"
+            what = HUNG_ALONE if self._plain else "its first batch was not done"
+            what = f"{self.loading} did not return" if self.loading else what
             return f"{what} within {limit:.0f} s" if late else None
         limit = self._seconds + _SECONDS_A_GIB * self._gib
         if now > self._stepped_at + limit:

@@ -15,6 +15,8 @@ from saturn_airflow.model.jobs import Job
 Source = Literal["measured", "history", "interpolated"]
 #: How the reason of whatever ran out of memory begins.
 OUT_OF_MEMORY = "out of memory"
+#: The same of what hung before any technique did anything: the job's own steps, as a plain loop takes them.
+HUNG_ALONE = "the first steps, by themselves on one device, were not done"
 
 _NAMES = ("fingerprint", "technique", "kind", "version", "reason", "source", "stale")
 
@@ -137,6 +139,11 @@ class Estimate:
     def out_of_memory(self) -> bool:
         """Whether it can't run for want of memory: on fewer devices it can't either."""
         return self.reason is not None and self.reason.startswith(OUT_OF_MEMORY)
+
+    @property
+    def hung_alone(self) -> bool:
+        """Whether its trial hung in the plain loop's steps, which those of other techniques begin with."""
+        return self.reason is not None and self.reason.startswith(HUNG_ALONE)
 
     def joined(self, fresh: Estimate) -> Estimate:
         """What this and a fresh measurement of the same say together, weighted by their batches.

@@ -97,7 +97,13 @@ class Knowledge:
             and not self.grid[key].jobs.keys() <= self.broken
             and not hopeless(key, self.beside(key), own)
             and not self._is_needless(key)
+            and not self._hangs_alone(key)
         ]
+
+    def _hangs_alone(self, key: Key) -> bool:
+        """Whether the trial of another strategy hung in what this one's would begin with."""
+        trusting = any(key.technique in job.trust for job in self.grid[key].jobs.values())
+        return not trusting and any(e.hung_alone for e in self.beside(key))
 
     def _is_needless(self, key: Key) -> bool:
         """Whether it would give speed for memory that is there: others work on no more devices."""

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from saturn_airflow.launch import leases
+from saturn_airflow.launch import failures, leases
 from saturn_airflow.launch.lease_folder import FOLDER_VARIABLE
 from saturn_airflow.launch.leases import GivenUpError, Waiter
 from saturn_airflow.model.errors import InvalidSweepError
+from saturn_airflow.model.status import Status
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming other users takes root")
 
@@ -109,6 +110,19 @@ def test_who_is_not_of_the_group_gets_nowhere(shared: Path) -> None:
         as_user(EVE, lambda: take(shared))
     with pytest.raises(PermissionError):
         as_user(EVE, lambda: os.open(shared / "gate", os.O_RDONLY))
+
+
+def test_a_folder_that_another_user_owns_by_then_costs_who_waits_no_try(shared: Path) -> None:
+    """It is tried again until somebody has mended it; who trains has its devices."""
+    shared.chmod(0o755)
+    with pytest.raises(InvalidSweepError, match="it has mode 0755") as raised:
+        as_user(ANN, lambda: take(shared), (GPU,))
+    failure = failures.before_launch(raised.value)
+    assert (failure.status, failure.whose) == (Status.LOST, "node")
+    wrong = failures.before_launch(InvalidSweepError("a sweep that can't be right as it is written"))
+    assert (wrong.status, wrong.whose) == (Status.FAILED, "")
+    shared.chmod(0o3770)
+    assert as_user(ANN, lambda: take(shared), (GPU,)) == "held"
 
 
 @pytest.mark.slow

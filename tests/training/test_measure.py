@@ -13,12 +13,14 @@ from running import USERLAND, small_job
 
 from saturn_airflow.launch import leases
 from saturn_airflow.launch.request import Measure
-from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.cluster import Cluster, Node
 from saturn_airflow.model.core_use import CoreUse
 from saturn_airflow.model.errors import JobError, SaturnError
 from saturn_airflow.model.estimates import Estimate, Trial
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.profiling.blame import measured_with_any
+from saturn_airflow.profiling.fingerprints import fingerprint
+from saturn_airflow.profiling.knowledge import Knowledge
 from saturn_airflow.profiling.measure import _followed, measure
 
 pytestmark = pytest.mark.ranks
@@ -152,6 +154,25 @@ def test_what_never_loads_is_the_jobs_fault_and_that_of_all_that_load_the_same(t
         run(tmp_path, job, seconds=1, log=said.append)
     assert raised.value.common
     assert "in never_loaded" in said[-1], "where it hung"
+
+
+def test_steps_that_hang_by_themselves_keep_their_job_from_no_more_than_one_wave(tmp_path: Path) -> None:
+    """Each technique's trial begins with them, and would wait for them as long."""
+    said: list[str] = []
+    job = dataclasses.replace(small_job(), load_model="small_jobs:never_done")
+    hung = run(tmp_path, job, seconds=1, log=said.append)
+    assert hung.hung_alone
+    assert "in forward" in said[-1], "where it hung"
+
+    def untried(*jobs: Job) -> set[str]:
+        known = dataclasses.replace(hung, fingerprint=fingerprint(jobs[0]))
+        cluster = Cluster(Node("here", devices=2, kind="cpu"), Node("there", devices=2, kind="a100"))
+        knowledge = Knowledge.of(jobs, cluster, ["single", "ddp", "fsdp"], [known])
+        return {f"{key.technique} on {key.kind}" for key in knowledge.untried()}
+
+    elsewhere = {f"{technique} on a100" for technique in ("single", "ddp", "fsdp")}
+    assert untried(job) == elsewhere
+    assert untried(dataclasses.replace(job, trust=("ddp",))) == {*elsewhere, "ddp on cpu"}
 
 
 @pytest.mark.parametrize(("how", "works"), [("load slowly", True), ("slow for ever", False)])

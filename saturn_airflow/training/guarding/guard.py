@@ -110,8 +110,10 @@ class Guard:
         told: list[Any] = [kept]
         if known is None:
             if ranks.is_first:
+                ranks.emit("plain_steps", taken=True)
                 with without_group():
                     plain = first_steps.take(self.job, model, load, ranks, data, eval_data, whole_batch=cuts)
+                ranks.emit("plain_steps", taken=False)
                 told = [kept_steps.dumped(plain)]
             if ranks.size > 1:
                 dist.broadcast_object_list(told)

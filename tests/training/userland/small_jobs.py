@@ -209,6 +209,20 @@ def heavy_to_load() -> nn.Module:
     return linear()
 
 
+class _NeverDone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        time.sleep(1000)
+        return self.inner(inputs)
+
+
+def never_done() -> nn.Module:
+    return _NeverDone()
+
+
 def never_loaded() -> nn.Module:
     time.sleep(1000)
     return linear()
