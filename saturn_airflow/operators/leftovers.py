@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from saturn_airflow.launch import rights
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext, home
+
+log = logging.getLogger(__name__)
 
 #: For how long one sweep sends what others have left, all in all and of each.
 _SENDING_SECONDS, _SECONDS_OF_EACH = 10.0, 1.0
 #: For how long others' folders that do not answer hold up a sweep, all in all.
 PATIENCE_SECONDS = 5.0
+
+
+def readable(sweep: SweepContext, jobs: Iterable[str]) -> set[str]:
+    """Those of ``jobs`` whose folders this user may read; of each of the others the log says why not."""
+    found = set(jobs)
+    for job in sorted(found):
+        folder = sweep.job_folder(job)
+        try:
+            for place in (folder, folder / "runs", folder / "mlflow"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.scandir(place).close()
+        except PermissionError as error:
+            why = rights.why_not(folder / "runs") or str(error)
+            log.warning("%s is reported without what lies in its folder: %s", job, why)
+            found.remove(job)
+    return found
 
 
 def stop_leftovers(
@@ -33,13 +55,15 @@ def stop_leftovers(
             run.stop()
 
 
-def with_last_checkpoints(sweep: SweepContext, outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """``outcomes``, with the last checkpoint and its step where a job did not finish."""
+def with_last_checkpoints(
+    sweep: SweepContext, outcomes: Iterable[Outcome], among: Collection[str]
+) -> list[Outcome]:
+    """``outcomes``, with the last checkpoint and its step where a job of ``among`` did not finish."""
     from saturn_airflow.launch import past_runs
 
     found = []
     for outcome in outcomes:
-        if outcome.status != Status.FINISHED and not outcome.checkpoint:
+        if outcome.status != Status.FINISHED and not outcome.checkpoint and outcome.job in among:
             saved = past_runs.last_checkpoint(sweep.job_folder(outcome.job))
             if saved is not None:
                 reason = f"{outcome.reason or 'it was lost'}. Saved at step {saved['step']}"

@@ -38,7 +38,7 @@ from saturn_airflow.operators.context import (
     mlflow_uri,
     pull_from_trials,
 )
-from saturn_airflow.operators.leftovers import send_unsent, stop_leftovers, with_last_checkpoints
+from saturn_airflow.operators.leftovers import readable, send_unsent, stop_leftovers, with_last_checkpoints
 from saturn_airflow.operators.lost_jobs import why_lost
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.report_table import table, why_ended
@@ -88,6 +88,7 @@ class ReportOperator(BaseOperator):
         self.train_tasks = list(train_tasks)
         self.scoring_tasks = list(scoring_tasks)
         self.mlflow_url: str | None = None
+        self._readable: set[str] = set()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Report.
@@ -112,9 +113,10 @@ class ReportOperator(BaseOperator):
         plan = Plan.from_dict(planned) if planned else None
         made = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="attempt", map_indexes=-1)
         result = summarize(every, plan, devices_of(planned) or self.settings.cluster.devices, made)
-        stop_leftovers(sweep, names, self.log.info)
+        self._readable = readable(sweep, names)
+        stop_leftovers(sweep, [name for name in names if name in self._readable], self.log.info)
         others.forget(sweep)
-        every = with_last_checkpoints(sweep, every)
+        every = with_last_checkpoints(sweep, every, self._readable)
         result |= self._against_plan(context, planned, outcomes, made)
         started = pull_from_trials(context, self.settings.trials_task, "started")
         result |= stages(profiling, time.time() - started)
@@ -183,7 +185,7 @@ class ReportOperator(BaseOperator):
         uri = mlflow_uri(settings.mlflow_conn_id)
         parent = pull_from_trials(context, settings.trials_task, "sweep")
         run = tracking.reopen_sweep(uri, parent, sweep.folder)
-        for o in outcomes:
+        for o in (o for o in outcomes if o.job in self._readable):
             tracking.end_left_open(o.job, sweep.job_folder(o.job), o.status, o.reason)
         tracking.send_outbox(uri, sweep.folder)
         every = with_runs(run, outcomes)

@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.launch import rights
 from saturn_airflow.model.errors import DiskError
+from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.status import Status
+from saturn_airflow.operators import leftovers
+from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.private_folder import close_to_others
 from saturn_airflow.training.ranks import Ranks
 from saturn_airflow.training.shared_folder import DiskOfCheckpointsError, SharedFolder
@@ -149,3 +154,21 @@ def test_checkpoints_that_wait_for_the_right_to_be_written_cost_a_job_none_of_it
     folder.mkdir(parents=True)
     with pytest.raises(DiskOfCheckpointsError, match=r"no checkpoint .* belongs to user root"):
         as_user(ANN, lambda: SharedFolder(folder, ranks, None, print))
+
+
+@as_root
+def test_a_job_whose_folder_is_closed_to_the_report_keeps_no_other_from_being_reported(home: Path) -> None:
+    sweep = SweepContext("dag", "run", "sweep", home / "sweeps" / "dag" / "run" / "sweep")
+
+    def report() -> list[str]:
+        jobs = leftovers.readable(sweep, ["a", "b", "never begun"])
+        leftovers.stop_leftovers(sweep, jobs)
+        told = [Outcome(job=job, status=Status.LOST) for job in ("a", "b")]
+        return [f"{o.job} {o.status}" for o in leftovers.with_last_checkpoints(sweep, told, jobs)]
+
+    for job in ("a", "b"):
+        as_user(ANN, partial((sweep.job_folder(job) / "runs").mkdir, parents=True))
+    sweep.job_folder("a").chmod(0o700)
+    os.chown(sweep.job_folder("a"), 0, 0)
+    assert as_user(ANN, report) == ["a lost", "b lost"]
+    assert as_user(ANN, lambda: leftovers.readable(sweep, "ab")) == {"b"}
