@@ -86,15 +86,31 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_for_all(path: Path, content: str) -> None:
+    """Write a file as :func:`write_whole` does that all users may read, with its folder, whatever the umask.
+
+    Who runs a command may be another user than those who parse DAGs, plan and train.
+
+    :raises OSError: when it can't be written.
+    """
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o755)
+    write_whole(path, content, 0o644)
+
+
+def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> None:
     """Write a file that is whole or as it was, whoever dies meanwhile, and on the disk when this returns.
 
+    :param mode: of the file, where it is to be another than this process's umask makes it.
     :raises OSError: when it can't be written; what was there before stays.
     """
     # Other processes and nodes may write it, too.
     new = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         with open(new, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -8,17 +8,15 @@ import time
 from pathlib import Path
 
 from saturn_airflow.model import formats, json_text
-from saturn_airflow.model.disks import write_whole
+from saturn_airflow.model.disks import write_for_all
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators.context import home
 
 
 def drain(node: str, reason: str = "") -> None:
     """Let no new plan use ``node``."""
-    path = _file(node)
-    path.parent.mkdir(parents=True, exist_ok=True)
     note = {**formats.stamp("a drain"), "reason": reason, "since": time.time()}
-    write_whole(path, json.dumps(note))
+    write_for_all(_file(node), json.dumps(note))
 
 
 def undrain(node: str) -> bool:
@@ -43,6 +41,8 @@ def drained() -> dict[str, str]:
             reason = note["reason"]
         except FileNotFoundError:  # undone just now
             continue
+        except PermissionError:  # that it is there says enough
+            reason = f"who may read {path} knows why"
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidSweepError(f"{path} is damaged; run `saturn drain {path.stem}` again") from None
         found[path.stem] = f"it is drained ({reason})" if reason else "it is drained"

@@ -13,7 +13,7 @@ from airflow.sdk import conf
 
 from saturn_airflow.model import formats, json_text
 from saturn_airflow.model.cluster import Cluster, Node
-from saturn_airflow.model.disks import write_whole
+from saturn_airflow.model.disks import write_for_all
 from saturn_airflow.model.errors import InvalidSweepError
 from saturn_airflow.operators import executors, memory_records
 from saturn_airflow.operators.airflow_internals import celery_app
@@ -59,8 +59,7 @@ def deployed_cluster(bound: Iterable[str] = ()) -> Cluster:
 def announce(node: Node) -> Path:
     """Write down that ``node`` exists, which is this machine, where the DAG processor finds it; the file."""
     path = _nodes_folder() / f"{node.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(node.to_dict()))
+    write_for_all(path, json.dumps(node.to_dict()))
     memory_records.record(node)
     return path
 
@@ -75,6 +74,8 @@ def announced_nodes() -> list[Node]:
         try:
             # A later version may write more of a node.
             found.append(Node(**formats.known_fields(Node, json_text.parse(path.read_text()))))
+        except PermissionError as error:
+            raise InvalidSweepError(f"{error.strerror}: {path}; let all users read it (chmod a+r)") from None
         except (ValueError, TypeError, AttributeError) as error:
             raise InvalidSweepError(
                 f"{path} does not describe a node ({error}); remove it, "
@@ -111,6 +112,9 @@ def recorded_pools() -> dict[str, int]:
         return dict(json_text.parse(_pools_record().read_text()))
     except FileNotFoundError:
         return {}
+    except PermissionError as error:
+        path = _pools_record()
+        raise InvalidSweepError(f"{error.strerror}: {path}; let all users read it (chmod a+r)") from None
     except (ValueError, TypeError) as error:
         raise InvalidSweepError(
             f"{_pools_record()} is damaged ({error}); remove it and run `saturn pools` again"
@@ -119,9 +123,7 @@ def recorded_pools() -> dict[str, int]:
 
 def record_pools(slots: Mapping[str, int]) -> None:
     """Write down which pools were made, by their names, where the DAG processor finds it."""
-    path = _pools_record()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(dict(slots)))
+    write_for_all(_pools_record(), json.dumps(dict(slots)))
 
 
 def check_listeners(

@@ -18,10 +18,11 @@ import torch
 from airflow.sdk.exceptions import AirflowFailException
 
 from saturn_airflow.launch import rights
-from saturn_airflow.model.errors import DiskError
+from saturn_airflow.model.cluster import Node
+from saturn_airflow.model.errors import DiskError, InvalidSweepError
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
-from saturn_airflow.operators import leftovers
+from saturn_airflow.operators import drains, inventory, leftovers
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.private_folder import close_to_others
 from saturn_airflow.training.ranks import Ranks
@@ -172,3 +173,27 @@ def test_a_job_whose_folder_is_closed_to_the_report_keeps_no_other_from_being_re
     os.chown(sweep.job_folder("a"), 0, 0)
     assert as_user(ANN, report) == ["a lost", "b lost"]
     assert as_user(ANN, lambda: leftovers.readable(sweep, "ab")) == {"b"}
+
+
+@as_root
+def test_what_root_says_of_nodes_is_for_all_users_whatever_its_umask(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sudo saturn drain`` on a machine whose root has umask 077: what is drained must not be used."""
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(home))
+    as_user(ANN, lambda: write_state(home))
+    os.umask(0o077)
+    drains.drain("gpu-b", "new disks")
+    inventory.announce(Node("gpu-a", devices=2, kind="cpu"))
+    inventory.record_pools({"saturn.gpu-a": 4})
+    assert as_user(ANN, drains.drained) == {"gpu-b": "it is drained (new disks)"}
+    assert [node.name for node in as_user(ANN, inventory.announced_nodes)] == ["gpu-a"]
+    assert as_user(ANN, inventory.recorded_pools) == {"saturn.gpu-a": 4}
+    for path in home.glob("*/*.json"):
+        path.chmod(0o600)
+    (home / "pools.json").chmod(0o600)
+    assert "who may read" in as_user(ANN, drains.drained)["gpu-b"]
+    with pytest.raises(InvalidSweepError, match=r"gpu-a\.json; let all users read it"):
+        as_user(ANN, inventory.announced_nodes)
+    with pytest.raises(InvalidSweepError, match=r"pools\.json; let all users read it"):
+        as_user(ANN, inventory.recorded_pools)
