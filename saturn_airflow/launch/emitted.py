@@ -35,9 +35,9 @@ class EventChecker:
             to say.
         """
         if event == "step":
-            return self._step(dict(fields))
+            return _checked(self._step(dict(fields)), _STEP)
         if event == "eval":
-            return _evaluation(dict(fields))
+            return _checked(_evaluation(dict(fields)), _EVAL)
         if event in event_fields.SUPERVISORS:
             raise TypeError(f"emit({event!r}) is not for a technique to say; give the event another name")
         told = {"event": event, **fields}
@@ -55,7 +55,9 @@ class EventChecker:
         took, self._last = now - self._last, now
         optional = {"epoch": 0, "seconds": took, "lr": None, "samples_per_second": None, "eta_seconds": None}
         for name in optional.keys() & fields.keys():
-            if fields[name] is not None:
+            if fields[name] is None:  # as where it is left out
+                del fields[name]
+            else:
                 fields[name] = _number(fields, name, "step", _STEP)
         return {"event": "step", **optional, **fields}
 
@@ -161,9 +163,17 @@ def _evaluation(fields: Event) -> Event:
         fields["eval_loss"] = _number(fields, "eval_loss", "eval", _EVAL)
     if measured:
         fields["metrics"] = {str(name): _number(measured, name, "eval", _EVAL) for name in measured}
-    if fields.get("epoch") is not None:
-        fields["epoch"] = _number(fields, "epoch", "eval", _EVAL)
-    return {"event": "eval", "epoch": 0, **fields}
+    if fields.get("epoch") is None:
+        fields["epoch"] = 0
+    fields["epoch"] = _number(fields, "epoch", "eval", _EVAL)
+    return {"event": "eval", **fields}
+
+
+def _checked(event: Event, example: str) -> Event:
+    """``event``, if whoever reads it can make use of it: else it would be left out there."""
+    if (name := event_fields.lacking(event)) is not None:
+        raise TypeError(f"emit({event['event']!r}) has {name}={event.get(name)!r:.80}: too large, {example}")
+    return event
 
 
 def _number(fields: Mapping[str, Any], name: str, event: str, example: str) -> int | float:

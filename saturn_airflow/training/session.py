@@ -17,6 +17,7 @@ from saturn_airflow.launch.launching import Link
 from saturn_airflow.launch.request import DoesNotFit, Measure, TrainRequest
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model import guards
+from saturn_airflow.model.arguments import json_mapping
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.model.status import Status
 from saturn_airflow.training.guarding.plain_files import PlainFile
@@ -85,6 +86,8 @@ class Session:
         """
         if not candidates:
             raise DoesNotFit("the technique has no parameters to try")
+        for parameters in candidates:
+            self._check_candidate(parameters)
         how = self._spec.measure
         if len(candidates) > 1:
             how = how._replace(precise_seconds=0.0)
@@ -110,6 +113,15 @@ class Session:
         # Out of memory says most: with it the user knows what to change.
         reasons = sorted(failed, key=lambda error: error.failure.status != Status.OUT_OF_MEMORY)
         raise reasons[0]
+
+    def _check_candidate(self, parameters: Any) -> None:
+        try:
+            json_mapping(dict(parameters), "parameters")
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"technique {self._spec.technique!r}: {parameters!r:.100} is no candidate; each is a mapping "
+                "of parameters that fits in JSON, without infinity or NaN"
+            ) from None
 
     def launch(self, function: Callable[..., Any] | str, *arguments: Any) -> list[Any]:
         """Run a function of your own on one rank per device: ``function(*arguments, ranks)``.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from saturn_airflow.launch import event_fields
 from saturn_airflow.launch.emitted import EventChecker, ReportedResult
 from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.tracking.events import Recorder
@@ -42,6 +43,16 @@ def test_what_the_docs_ask_for_is_enough_for_all_who_listen() -> None:
         "eval_loss": 0.4,
         "metrics": {"accuracy": 0.9},
     }
+
+
+def test_what_is_none_is_as_what_is_left_out() -> None:
+    """Not left out by all who read it, as a step without its seconds would be."""
+    optional = dict.fromkeys(["epoch", "seconds", "lr", "samples_per_second", "eta_seconds"])
+    event = EventChecker().complete("step", {"step": 1, "loss": 0.5, **optional})
+    assert event_fields.lacking(event) is None
+    assert event["epoch"] == 0
+    event = EventChecker().complete("eval", {"step": 1, "eval_loss": 0.5, "epoch": None})
+    assert (event_fields.lacking(event), event["epoch"]) == (None, 0)
 
 
 def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +92,9 @@ def test_the_times_of_steps_say_how_fast_training_was(monkeypatch: pytest.Monkey
         ("step", {"step": 1, "loss": "low"}, "loss='low', a str; give a number"),
         ("step", {"step": 1.5, "loss": 0.5}, "step=1.5; give a whole number"),
         ("step", {"step": 1, "loss": 0.5, "epoch": "first"}, "epoch='first', a str"),
+        ("step", {"step": 10**30, "loss": 0.5}, ": too large, such as"),
         ("eval", {"eval_loss": 0.5}, "emit('eval') lacks 'step'"),
+        ("eval", {"step": 10**30, "eval_loss": 0.5}, ": too large, such as"),
         ("eval", {"step": 1}, "lacks 'eval_loss' and 'metrics'; give one of them"),
         ("eval", {"step": 1, "metrics": {"f1": None}}, "f1=None, a NoneType"),
         ("eval", {"step": 1, "metrics": 0.5}, "metrics=0.5; give a mapping"),
