@@ -14,7 +14,7 @@ from saturn_airflow.model.plan import Assignment, Plan
 from saturn_airflow.model.problem import Option, PlannedJob
 from saturn_airflow.model.sharing import seconds_to_leave
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, total_batches
+from saturn_airflow.profiling.options import Estimates, batches_per_epoch, total_batches
 
 
 def entries(
@@ -48,6 +48,7 @@ def entries(
                 source=estimate.source,
                 version=estimate.version,
                 batches=total_batches(job, estimates),
+                per_epoch=batches_per_epoch(job, estimates),
                 fingerprint=estimate.fingerprint,
                 attempt=made,
                 position=position,

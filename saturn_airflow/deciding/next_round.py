@@ -32,7 +32,7 @@ from saturn_airflow.planning.online.error_law import ErrorLaw
 from saturn_airflow.planning.online.execution import Situation
 from saturn_airflow.planning.online.replanning import on_nodes, stranded
 from saturn_airflow.profiling.fingerprints import fingerprint
-from saturn_airflow.profiling.options import Estimates, total_batches
+from saturn_airflow.profiling.options import Estimates, batches_per_epoch, total_batches
 
 #: Seconds that saving a job takes, where none has been saved yet.
 _CHECKPOINT_SECONDS = 5.0
@@ -86,8 +86,7 @@ class SweepState:
 
     def per_epoch(self, job: Job) -> int:
         """Global batches in one pass over the job's data; 0 where that is not known."""
-        mark = fingerprint(job)
-        return max((e.batches_per_epoch for e in self.estimates.values() if e.fingerprint == mark), default=0)
+        return batches_per_epoch(job, self.estimates)
 
 
 class JobsGoingOn(NamedTuple):

@@ -77,6 +77,8 @@ def of(folder: str | Path) -> Progress:
     goes_back, every = False, runs.all_of(folder)
     for run in every:
         spec, training = run.spec, False
+        if spec.total_batches is not None:  # a loop of the technique's own need not say so
+            total, per_epoch = spec.total_batches, spec.batches_per_epoch
         took: list[float] = []
         end, strategy = run.end, (spec.technique, spec.devices)
         for event in run.so_far():

@@ -40,7 +40,8 @@ class RunSpec(TrainingSpec):
     :param own_code: of which code ``verdict`` is, by :func:`~saturn_airflow.model.guards.own_code`; empty
         where nobody knows. Of other code the guard is asked anew.
     :param version: of which version of the technique it is; likewise.
-    :param total_batches: global batches of the whole training, where whoever planned it knows.
+    :param total_batches: global batches of the whole training, where whoever planned it knows, and
+    :param batches_per_epoch: of one pass over the data.
     :param trial_seconds: how long a trial may take, once it has its devices; what comes before the
         end of a measurement's first batch is not counted, see :class:`TrialClock`.
     :param hang_seconds: training in which nothing moved for this long is ended.
@@ -78,6 +79,7 @@ class RunSpec(TrainingSpec):
     own_code: str = ""
     version: str = ""
     total_batches: int | None = None
+    batches_per_epoch: int | None = None
     trial_seconds: float = 120.0
     hang_seconds: float = 1800.0
     most_seconds: float | None = None

@@ -59,6 +59,7 @@ class PlanEntry:
     :param source: where the estimate is from: ``measured``, ``history`` or ``interpolated``.
     :param version: of the technique.
     :param batches: global batches of the whole training; None where nothing says how many.
+    :param per_epoch: global batches in one pass over the data; 0 where nothing says how many.
     :param strategies: those it may run under on its node where other sweeps want devices too, the planned one
         among them, and in rounds alone; empty where an earlier version planned.
     :param instead: all others that the planned devices suffice for, where training finds that the planned one
@@ -100,6 +101,7 @@ class PlanEntry:
     source: str = "measured"
     version: str = "1"
     batches: int | None = None
+    per_epoch: int = 0
     strategies: tuple[Strategy, ...] = ()
     instead: tuple[Strategy, ...] = ()
     arrived: float = 0.0

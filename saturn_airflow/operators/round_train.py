@@ -109,11 +109,13 @@ class RoundTrainOperator(TrainOperator):
         return self.entry.round or 1
 
     def _spec(self, context: Context) -> RunSpec:
-        spec = super()._spec(context)
-        if self.entry.most_batches is None:
-            return spec
-        left = max(0, self.entry.most_batches - self._batches_before(spec))
-        return dataclasses.replace(spec, batch_count=left, total_batches=self.entry.batches)
+        entry, spec = self.entry, super()._spec(context)
+        left = None
+        if entry.most_batches is not None:
+            left = max(0, entry.most_batches - self._batches_before(spec))
+        return dataclasses.replace(
+            spec, batch_count=left, total_batches=entry.batches, batches_per_epoch=entry.per_epoch or None
+        )
 
     @staticmethod
     def _batches_before(spec: RunSpec) -> int:

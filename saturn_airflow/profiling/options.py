@@ -82,10 +82,14 @@ def total_batches(job: Job, estimates: Estimates) -> int | None:
     if job.hparams.batches is not None:
         return job.hparams.batches
     assert job.hparams.epochs is not None
+    return job.hparams.epochs * batches_per_epoch(job, estimates) or None
+
+
+def batches_per_epoch(job: Job, estimates: Estimates) -> int:
+    """Global batches in one pass over the data of ``job``; 0 where that is not known."""
     mark = fingerprint(job)
     # A technique with a search of its own need not count; whoever did speaks for all.
-    per_epoch = max((e.batches_per_epoch for e in estimates.values() if e.fingerprint == mark), default=0)
-    return job.hparams.epochs * per_epoch or None
+    return max((e.batches_per_epoch for e in estimates.values() if e.fingerprint == mark), default=0)
 
 
 def still_known(jobs: Sequence[Job], found: Sequence[Estimate]) -> list[Estimate]:

@@ -60,8 +60,9 @@ def drive(
         )
         if technique.trains_by_itself:  # of an earlier run, which was stopped
             shutil.rmtree(session.folder / MODEL, ignore_errors=True)
-        with _remembering_refusals(session, spec, technique):
-            technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
+        if not (technique.trains_by_itself and spec.batch_count == 0):  # nothing is left to be trained
+            with _remembering_refusals(session, spec, technique):
+                technique.execute(spec.job, device_ids, session, spec.parameters, spec.batch_count)
         said = {"verdict": verdict, "own_code": own_code}
         return {**session.result, **said, **_exported(session, spec, export_apart)}
     reason = library.why_not(technique, spec.job, len(device_ids))

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -33,6 +33,8 @@ JOB, REQUIREMENTS = "job.json", "requirements.txt"
 CODE, LOADER = "code", "saturn_model.py"
 #: The folder for the adapters of a model of PEFT's, and what the names of its weights begin with.
 ADAPTER, _OF_PEFT = "adapter", "base_model."
+# What names begin with in the state of a module around a model.
+_AROUND = ("module.", "_orig_mod.")
 # What makes the models that are being loaded just now: a load_model may load another one.
 _making: ContextVar[tuple[str, ...]] = ContextVar("making", default=())
 
@@ -88,14 +90,27 @@ def export_trained(model: nn.Module | Mapping[str, torch.Tensor], job: Job, fold
     whole: nn.Module = made_model(job)
     given = model.state_dict() if isinstance(model, nn.Module) else model
     try:
-        whole.load_state_dict(dict(given))
+        whole.load_state_dict(_unwrapped(given, whole.state_dict().keys()))
     except RuntimeError as error:
+        why = " ".join(str(error).split())
         raise ValueError(
-            f"what was exported is not the model that load_model {str(job.load_model)!r} gives: {error}"
+            f"what was exported is not the model that load_model {str(job.load_model)!r} gives: {why}"
         ) from error
     with _whole(Path(folder), job) as temporary:
         save_model(whole, str(temporary / WEIGHTS), metadata={"format": "pt"})
     return Path(folder)
+
+
+def _unwrapped(weights: Mapping[str, torch.Tensor], names: Set[str]) -> dict[str, torch.Tensor]:
+    """``weights`` by ``names``, those of the model, where they have the names of the module that
+    DistributedDataParallel or torch.compile puts around it."""
+    named = dict(weights)
+    while named.keys() != names:
+        around = next((w for w in _AROUND if named and all(name.startswith(w) for name in named)), None)
+        if around is None:
+            break
+        named = {name.removeprefix(around): weight for name, weight in named.items()}
+    return named
 
 
 @contextmanager

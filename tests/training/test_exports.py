@@ -70,6 +70,20 @@ def test_all_of_an_export_is_on_the_disk_before_it_has_its_name(
     assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= synced
 
 
+@pytest.mark.parametrize("around", ["", "module.", "_orig_mod.module.", "module._orig_mod."])
+def test_the_weights_of_a_module_around_the_model_are_its_own(
+    around: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A technique exports at the end of a training: that is not lost for a name."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    job = Job("a", "loop_jobs:line", "loop_jobs:points", "loop_jobs:loss")
+    trained = {f"{around}{name}": weight + 1 for name, weight in made_model(job).state_dict().items()}
+    state = load_exported(export_trained(trained, job, tmp_path / "model")).state_dict()
+    assert all(torch.equal(state[name], trained[f"{around}{name}"]) for name in state)
+    with pytest.raises(ValueError, match=r"is not the model that load_model .* gives: .*Unexpected key"):
+        export_trained({"other.weight": torch.ones(1)}, job, tmp_path / "model")
+
+
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SaturnError, match=r"holds no trained model: model.safetensors and job.json"):
         load_exported(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from running import USERLAND, small_job, spec_for
 from safetensors.torch import load_file
 
-from saturn_airflow.launch import runs
+from saturn_airflow.launch import progress, runs
 from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.operators.round_train import RoundTrainOperator
@@ -55,7 +55,7 @@ def test_a_job_that_was_trained_for_some_batches_has_not_finished(
 ) -> None:
     monkeypatch.setenv("SATURN_TECHNIQUES_FOLDER", str(USERLAND / "techniques"))
     straight, _ = finish(by_hand(tmp_path / "straight"))
-    total: dict[str, Any] = {"total_batches": 20} if known else {}
+    total: dict[str, Any] = {"total_batches": 20, "batches_per_epoch": 10} if known else {}
     came_to = []
     for batches in (7, 6):
         ended, events = finish(by_hand(tmp_path, batch_count=batches, **total))
@@ -64,6 +64,10 @@ def test_a_job_that_was_trained_for_some_batches_has_not_finished(
         assert not [event for event in events if event["event"] == "warning"]
         assert RoundTrainOperator._batches_before(by_hand(tmp_path)) == came_to[-1]
     assert came_to == [7, 13]
+    ended, events = finish(by_hand(tmp_path, batch_count=0, **total))
+    assert (ended["status"], ended["result"]["steps"], losses(events)) == ("stopped", 13, {})
+    so_far = progress.of(tmp_path / "state")
+    assert (so_far.share, [*so_far.history]) == ((13 / 20, ["epoch_loss"]) if known else (0.0, []))
     ended, events = finish(by_hand(tmp_path, batch_count=7, **total) if known else by_hand(tmp_path))
     assert ended["status"] == "finished"
     for name in ("steps", "loss", "epoch_loss"):
