@@ -253,10 +253,22 @@ def _entry_points_in(folder: str, changed: int) -> dict[str, list[importlib.meta
 
 
 def _files() -> dict[str, Path]:
-    """The files of techniques by name; of two with one name, that of the folder named first."""
+    """The files of techniques by name; of two with one name, that of the folder named first.
+
+    :raises InvalidSweepError: when this user may not look into a folder: its techniques would not be tried.
+    """
     files: dict[str, Path] = {}
     for folder in reversed(folders()):
-        files.update({path.stem: path for path in folder.glob("*.py") if not path.name.startswith("_")})
+        try:
+            found = [Path(folder, name) for name in os.listdir(folder)]
+        except PermissionError as error:
+            raise InvalidSweepError(
+                f"the folder of techniques {folder} can't be read ({error.strerror}): let the user that "
+                f"parses DAGs, plans and trains read it (chmod -R a+rX {folder})"
+            ) from None
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        files.update({path.stem: path for path in found if path.suffix == ".py" and path.name[0] != "_"})
     return files
 
 
@@ -274,9 +286,9 @@ def _class_in(path: Path) -> type[BaseTechnique]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        _note_digest(module, path)
         sys.modules[module_name] = module
         try:
+            _note_digest(module, path)
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[module_name]

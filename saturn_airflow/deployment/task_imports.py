@@ -22,13 +22,15 @@ def import_all(plans: bool) -> None:
     import saturn_airflow.launch.runs
     import saturn_airflow.operators.sweep  # noqa: F401
     from saturn_airflow import library
+    from saturn_airflow.model.errors import InvalidSweepError
     from saturn_airflow.operators import airflow_internals
     from saturn_airflow.tracking.server import import_mlflow
 
     import_mlflow()
     with contextlib.suppress(ImportError):  # MLflow would with its first request
         import mlflow.tracking.request_header.registry  # noqa: F401
-    library.names()
+    with contextlib.suppress(InvalidSweepError):  # which its sweeps are told
+        library.names()
     with contextlib.suppress(ImportError):
         airflow_internals.import_for_tasks()
     with contextlib.suppress(ImportError, AttributeError):

@@ -17,9 +17,11 @@ import pytest
 import torch
 from airflow.sdk.exceptions import AirflowFailException
 
+from saturn_airflow import library
 from saturn_airflow.launch import rights
 from saturn_airflow.model.cluster import Node
 from saturn_airflow.model.errors import DiskError, InvalidSweepError
+from saturn_airflow.model.folders import TECHNIQUES_VARIABLE
 from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators import drains, inventory, leftovers
@@ -197,3 +199,20 @@ def test_what_root_says_of_nodes_is_for_all_users_whatever_its_umask(
         as_user(ANN, inventory.announced_nodes)
     with pytest.raises(InvalidSweepError, match=r"pools\.json; let all users read it"):
         as_user(ANN, inventory.recorded_pools)
+
+
+@as_root
+def test_techniques_that_may_not_be_read_are_told_and_not_left_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / "techniques"
+    monkeypatch.setenv(TECHNIQUES_VARIABLE, f"{home / 'missing'}:{folder}")
+    as_user(ANN, lambda: folder.mkdir(parents=True))
+    (folder / "closed.py").write_text("")
+    (folder / "closed.py").chmod(0o600)
+    assert "closed" in as_user(ANN, library.names)
+    with pytest.raises(InvalidSweepError, match=r"technique 'closed': .*Permission denied"):
+        as_user(ANN, lambda: library.get("closed"))
+    folder.chmod(0o700)
+    with pytest.raises(InvalidSweepError, match=rf"{folder} can't be read .* \(chmod -R a\+rX"):
+        as_user(BOB, library.names)
