@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from saturn_airflow.launch import past_runs
@@ -16,16 +15,13 @@ from saturn_airflow.model.errors import SaturnError
 from saturn_airflow.model.status import Status
 
 
-def result_of(
-    result: Mapping[str, Any], reported: ReportedResult, spec: RunSpec, this: Path
-) -> dict[str, Any]:
+def result_of(result: Mapping[str, Any], reported: ReportedResult, spec: RunSpec) -> dict[str, Any]:
     """``result``, which the technique's process gave, with what was reported meanwhile.
 
     Saturn's loop says in ``result`` how many steps there are and whether the job has finished. A loop of the
     technique's own that was to train for ``spec.batch_count`` batches, and returned, has trained so many:
-    whether the job has finished is a matter of how many it has in all. What it told in earlier runs counts.
-
-    :param this: the folder of the run.
+    whether the job has finished is a matter of how many it has in all. What it told in earlier runs counts,
+    and in earlier turns of this one at its devices.
     """
     if spec.mode != "train":
         return dict(result)
@@ -35,7 +31,7 @@ def result_of(
     with contextlib.suppress(SaturnError, OSError):  # training is done, whatever can still be read
         before = past_runs.steps_by_itself(spec.folder, spec.technique)
         earlier = ReportedResult()
-        for event in _told_before(spec, this):
+        for event in _told(spec):
             earlier.add(event)
         reported.go_on_from(earlier)
     found = {**reported.result(), **result}
@@ -48,11 +44,9 @@ def result_of(
     return {**found, "status": Status.STOPPED, "steps": steps}
 
 
-def _told_before(spec: RunSpec, this: Path) -> Iterator[Event]:
-    """What earlier runs of the job told while they trained it under the technique of ``spec``."""
+def _told(spec: RunSpec) -> Iterator[Event]:
+    """What the runs of the job have told while they trained it under the technique of ``spec``."""
     for run in all_of(spec.folder):
-        if run.folder == this:
-            return
         technique = run.spec.technique
         for event in run.so_far():
             if event["event"] == "leased":

@@ -271,7 +271,7 @@ class Supervisor:
             try:
                 spec = replace(turn.spec, batch_count=restarts.batches_left(self._spec.batch_count))
                 result = self._call_technique(spec, device_ids[: spec.devices], keep_open, deadline, tell)
-                return result_of(result, reported, turn.spec, self._folder)
+                return result_of(result, reported, turn.spec)
             except RanksFailedError as error:
                 if error.failure.status == Status.OUT_OF_MEMORY and error.failure.signal:
                     self._tell_of_others(self._memory.modest)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from saturn_airflow.launch import progress, runs
 from saturn_airflow.launch.emitted import ReportedResult
+from saturn_airflow.launch.own_training import result_of
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.operators.round_train import RoundTrainOperator
 
@@ -75,6 +76,16 @@ def test_a_job_that_was_trained_for_some_batches_has_not_finished(
     assert len(losses(events)) == 7
     weights = [load_file(Path(end["result"]["model"], "model.safetensors")) for end in (straight, ended)]
     assert all(bool((weights[0][name] == weights[1][name]).all()) for name in weights[0])
+
+
+def test_what_a_run_told_in_earlier_turns_at_its_devices_counts(tmp_path: Path) -> None:
+    """Each turn begins with nothing told."""
+    spec = by_hand(tmp_path)
+    ended, _ = finish(spec)
+    told = ReportedResult()
+    told.add({"event": "step", "step": 20, "epoch": 1, "loss": ended["result"]["loss"]})
+    found = result_of({"status": "finished"}, told, spec)
+    assert found["epoch_loss"] == ended["result"]["epoch_loss"] != ended["result"]["loss"]
 
 
 def test_a_run_that_found_nothing_left_to_train_has_the_result_of_the_job(tmp_path: Path) -> None:
