@@ -44,8 +44,8 @@ def wrong_in(text: str) -> Iterator[str]:
                         yield f"{node.module}.{alias.name}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called = node.func.id
-            if called not in saturn_airflow.__all__ or called in ("grid", "sample"):
-                continue
+            if called not in saturn_airflow.__all__ or called in ("grid", "sample") or not node.keywords:
+                continue  # exceptions have no signature, and no keywords
             taken = {*inspect.signature(getattr(saturn_airflow, called)).parameters, *ALIASES.get(called, ())}
             yield from (f"{called}({key.arg}=)" for key in node.keywords if key.arg and key.arg not in taken)
 
