@@ -31,7 +31,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.training import functions, rng
 from saturn_airflow.training.functions import Put, ValuePlace, cannot
 from saturn_airflow.training.model_attributes import seen
-from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.optim import own_classes, plain_values, random_generators
 
 _LOOKED_INTO = 64  # items of a container; longer ones are looked at from outside
 _MOST = 4096  # objects
@@ -148,7 +148,7 @@ class DataState:
 def generators(loader: Any) -> list[Any]:
     """Those of random numbers that the objects behind ``loader`` hold or name, but for the global ones."""
     values = (place.value for place in _places(loader).values())
-    return [v for v in values if plain_values.generator_state(v) is not None and not rng.is_global(v)]
+    return [v for v in values if random_generators.generator_state(v) is not None and not rng.is_global(v)]
 
 
 def _places(loader: Any) -> dict[str, ValuePlace]:
@@ -240,14 +240,14 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _is_immutable(value: Any) -> bool:
-    if isinstance(value, np.ndarray | bytearray) or plain_values.generator_state(value) is not None:
+    if isinstance(value, np.ndarray | bytearray) or random_generators.generator_state(value) is not None:
         return False
     return plain_values.is_scalar(value) or isinstance(value, type | types.ModuleType)
 
 
 def summary(value: Any) -> Any:
     """What is another if ``value`` has changed."""
-    if plain_values.generator_state(value) is not None:
+    if random_generators.generator_state(value) is not None:
         return json.dumps(plain_values.encode(value, "it"))
     if type(value) is np.ndarray:
         few = value.reshape(-1)[:: max(1, value.size // _READ)]
@@ -332,8 +332,8 @@ def _of_item(value: Any) -> Any:
 
 def _copied(value: Any) -> Callable[[ValuePlace], object]:
     """What gives a place the value it has now."""
-    if (state := plain_values.generator_state(value)) is not None:
-        return lambda place: plain_values.set_generator_state(place.value, state)
+    if (state := random_generators.generator_state(value)) is not None:
+        return lambda place: random_generators.set_generator_state(place.value, state)
     if isinstance(value, _FROM_OUTSIDE):
         told = _from_outside(value)
         return lambda place: _set_from_outside(place.value, told)

@@ -20,9 +20,10 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import of_all_ranks
 from saturn_airflow.training.functions import FUNCTIONS, ValuePlace, cannot, places_in
-from saturn_airflow.training.guarding.users_state import functions_of, python_modules
+from saturn_airflow.training.guarding.users_state import functions_of
 from saturn_airflow.training.model_attributes import is_plain, seen
 from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.used_modules import python_modules
 
 #: By a Python module's name, values by the variable's, by ``Class.attribute``, or by where a function keeps
 #: them; under ``""`` what functions keep that are attributes of the model.

@@ -313,6 +313,9 @@ def name_of(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
 
 
+_NUMBERS_AND_TEXTS = frozenset({str, int, float, bool, type(None)})
+
+
 def is_plain(
     value: Any, *, objects: bool = False, left: list[int] | None = None, deep: int = plain_values.DEEPEST
 ) -> bool:
@@ -324,8 +327,12 @@ def is_plain(
     """
     left = [_MOST] if left is None else left
     left[0] -= 1
+    if left[0] < 0 or deep < 0:
+        return False
+    if type(value) in _NUMBERS_AND_TEXTS:  # of which there are the most
+        return True
     are_plain = functools.partial(is_plain, objects=objects, left=left, deep=deep - 1)
-    if left[0] < 0 or deep < 0 or isinstance(value, nn.Parameter | DTensor | nn.Module):
+    if isinstance(value, nn.Parameter | DTensor | nn.Module):
         return False
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.layout == torch.strided

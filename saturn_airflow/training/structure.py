@@ -19,8 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import functions
-from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.used_modules import python_modules
 
 #: The steps that a trial compares, and in which models make what they need.
 FIRST_STEPS = 3

@@ -12,9 +12,9 @@ from checking import Cell, job, verdicts
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training import ranks as ranks_module
-from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.loop import train
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.used_modules import python_modules
 
 pytestmark = pytest.mark.ranks
 

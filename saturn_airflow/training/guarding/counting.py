@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from saturn_airflow.model.jobs import Job
-from saturn_airflow.training.guarding.users_state import python_modules
 from saturn_airflow.training.optim import own_classes
+from saturn_airflow.training.used_modules import python_modules
 
 _LOOKED_AT, _DEEP = 64, 3  # items of a container, and containers and objects within each other
 

@@ -5,25 +5,24 @@ A loss function that counts its calls in a global variable must not count those 
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from saturn_airflow.model import references
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.functions import FUNCTIONS, ValuePlace, is_own, places_in
-from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.optim import own_classes, plain_values, random_generators
+from saturn_airflow.training.used_modules import python_modules
 
 # Numbers of a tensor that is always copied, those of all others together, and items of a container: what is
 # larger is data, no state.
@@ -80,7 +79,14 @@ class UsersState:
             seen.add(id(value))
             if id(value) in modules:
                 continue
-            if isinstance(value, FUNCTIONS):
+            if type(value) in _CONTAINERS:
+                if len(value) > _MOST_ITEMS:
+                    self._too_large.append((value, len(value)))
+                    continue
+                self._containers.append((value, copy.copy(value)))
+                items = (item for item in _items(value) if type(item) not in _IMMUTABLE)
+                waiting += [item for item in items if self._is_state(item)]
+            elif isinstance(value, FUNCTIONS):
                 places = [place for _, place in places_in("", value, modules)]
                 self._kept += places
                 waiting += [place.value for place in places if self._is_state(place.value)]
@@ -92,15 +98,8 @@ class UsersState:
             elif isinstance(value, np.ndarray):
                 if value.flags.writeable and self._has_room(value, value.size):
                     self._tensors.append((value, value.copy()))
-            elif (state := plain_values.generator_state(value)) is not None:
+            elif (state := random_generators.generator_state(value)) is not None:
                 self._generators.append((value, state))
-            elif type(value) in _CONTAINERS:
-                if len(value) > _MOST_ITEMS:
-                    self._too_large.append((value, len(value)))
-                    continue
-                self._containers.append((value, copy.copy(value)))
-                items = (item for item in _items(value) if type(item) not in _IMMUTABLE)
-                waiting += [item for item in items if self._is_state(item)]
             elif isinstance(value, type):
                 own = {name: part for name, part in vars(value).items() if _is_data_of_class(name, part)}
                 self._classes.append((value, own))
@@ -109,7 +108,9 @@ class UsersState:
             else:
                 for name in own_classes.slots_of(value):
                     held_there = getattr(value, name)
-                    self._kept.append(ValuePlace(held_there, partial(object.__setattr__, value, name)))
+                    self._kept.append(
+                        ValuePlace(held_there, functools.partial(object.__setattr__, value, name))
+                    )
                     waiting += [held_there] if self._is_state(held_there) else []
                 if hasattr(value, "__dict__"):
                     waiting.append(vars(value))
@@ -136,7 +137,7 @@ class UsersState:
         for place in self._kept:
             place.put(place.value)
         for generator, state in self._generators:
-            plain_values.set_generator_state(generator, state)
+            random_generators.set_generator_state(generator, state)
         with torch.no_grad():
             for tensor, then in self._tensors:
                 tensor[...] = then
@@ -158,48 +159,17 @@ class UsersState:
         return True
 
     def _is_state(self, value: Any) -> bool:
-        if (
-            type(value) in _CONTAINERS
-            or isinstance(value, torch.Tensor | np.ndarray)
-            or plain_values.generator_state(value) is not None
-        ):
-            return True
-        if isinstance(value, type):
-            return value.__module__ in self._names
-        if isinstance(value, FUNCTIONS):
-            return True
-        if callable(value) and type(value).__module__ == "builtins":
-            return False
-        return isinstance(value, nn.Module) or type(value).__module__ in self._names
+        kind: type = type(value)
+        own: type = value if isinstance(value, type) else kind
+        return _holds_state(kind) or own.__module__ in self._names
 
 
-def python_modules(job: Job, model: nn.Module) -> set[str]:
-    """Names of the Python modules that hold the code of the job's model, loss, optimizer and schedule, and of
-    those of the job's own that they use.
-    """
-    # Techniques may put a class of their own before that of a module, as FSDP does.
-    names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
-    for reference in (job.load_model, job.loss_function, job.hparams.optimizer, job.hparams.lr_scheduler):
-        if reference:
-            # Who uses it says what is wrong with it.
-            with contextlib.suppress(Exception):
-                references.load(str(reference))
-            names.add(str(reference).partition(":")[0])
-    found = {name for name in names if name in sys.modules and not own_classes.is_library(name)}
-    waiting = list(found)
-    while waiting:
-        used = {_module_of(value) for value in list(vars(sys.modules[waiting.pop()]).values())}
-        new = {name for name in used - found if name in sys.modules and own_classes.is_own(name)}
-        found |= new
-        waiting += new
-    return found
-
-
-def _module_of(value: Any) -> str:
-    """The name of the Python module that a value is, or that a class or function is of; else nothing."""
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    return (value.__module__ or "") if isinstance(value, type | types.FunctionType) else ""
+@functools.cache
+def _holds_state(kind: type) -> bool:
+    """Whether values of a type are looked at, whoever's they are."""
+    if kind in _CONTAINERS or random_generators.is_generator_type(kind):
+        return True
+    return issubclass(kind, (torch.Tensor, np.ndarray, nn.Module, *FUNCTIONS))
 
 
 def functions_of(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,7 @@ def is_own(module: str | None) -> bool:
     """Whether a Python module is the job's own code, also where that is installed as a package."""
     if module is None or is_library(module):
         return False
-    return module.partition(".")[0] in references.packages or not _is_installed(module)
+    return module.partition(".")[0] in references.packages or not is_installed(module)
 
 
 def is_library(module: str) -> bool:
@@ -87,7 +87,7 @@ def is_library(module: str) -> bool:
 
 
 @functools.cache
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Whether it is where pip puts packages, or Debian's pip, as in NVIDIA's containers."""
     parts = Path(str(getattr(sys.modules.get(module), "__file__", ""))).parts
     return "site-packages" in parts or "dist-packages" in parts

@@ -11,7 +11,7 @@ from torch import nn
 
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.model.errors import JobError
-from saturn_airflow.training.optim import plain_values
+from saturn_airflow.training.optim import plain_values, random_generators
 
 _LARGEST = 4096  # numbers in a tensor: what is larger belongs beside the parameters
 # What every optimizer has, and what torch and its schedulers note in it.
@@ -104,7 +104,7 @@ def seen(value: Any, memo: dict[int, Any]) -> Any:
     memo[id(value)] = value
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= _LARGEST else (id(value), value._version)
-    if plain_values.generator_state(value) is not None:
+    if random_generators.generator_state(value) is not None:
         return plain_values.encode(value, "it")
     if isinstance(value, Mapping):
         return {id(k) if isinstance(k, torch.Tensor) else k: seen(v, memo) for k, v in value.items()}
@@ -135,6 +135,6 @@ def _is_small(value: Any) -> bool:
         return all(map(_is_small, value))
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.numel() <= _LARGEST
-    if plain_values.generator_state(value) is not None:
+    if random_generators.generator_state(value) is not None:
         return True
     return value is None or isinstance(value, bool | int | float | str)

@@ -20,6 +20,11 @@ import torch
 from saturn_airflow.launch import handed_over
 from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.optim.own_classes import class_of, fields_of, found, is_plain_class, name_of
+from saturn_airflow.training.optim.random_generators import (
+    generator_state,
+    is_generator_type,
+    set_generator_state,
+)
 
 #: What every module has of its own.
 OF_MODULES = frozenset([*vars(torch.nn.Module()), "forward", "_compiled_call_impl"])
@@ -60,8 +65,9 @@ def is_scalar(value: Any) -> bool:
     """Whether ``value`` can be held, and holds no other values."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
-    plain = value is None or type(value) in _SCALARS
-    return plain or isinstance(value, np.generic | Enum) or generator_state(value) is not None
+    kind: type = type(value)
+    plain = value is None or kind in _SCALARS
+    return plain or isinstance(value, np.generic | Enum) or is_generator_type(kind)
 
 
 def is_mapping(value: Mapping[Any, Any]) -> bool:
@@ -389,27 +395,6 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "set": lambda e: (frozenset if e["frozen"] else set)(map(decode, e["set"])),
     "pairs": _decoded_pairs,
 }
-
-
-def generator_state(value: Any) -> Any:
-    """The state of a random generator; None of anything else."""
-    if type(value) is random.Random:
-        return value.getstate()
-    if type(value) is np.random.Generator:
-        return value.bit_generator.state
-    if type(value) is np.random.RandomState:
-        return value.get_state()
-    return value.get_state() if isinstance(value, torch.Generator) else None
-
-
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Give a random generator a state that :func:`generator_state` told."""
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
 
 
 def is_of_the_first_format(encoded: Any) -> bool:

@@ -24,9 +24,9 @@ from transformers.data.data_collator import DataCollatorMixin
 from saturn_airflow.model.jobs import Job
 from saturn_airflow.training.data_state import summary
 from saturn_airflow.training.functions import FUNCTIONS, places_in
-from saturn_airflow.training.guarding.users_state import python_modules
-from saturn_airflow.training.optim import own_classes, plain_values
+from saturn_airflow.training.optim import own_classes, plain_values, random_generators
 from saturn_airflow.training.trainers.trainer_attributes import own_attributes
+from saturn_airflow.training.used_modules import python_modules
 
 #: By where it is, what is another once it has changed.
 Seen = dict[str, Any]
@@ -130,7 +130,7 @@ def _in(where: str, value: Any, visited: set[int], deep: int) -> Iterator[tuple[
     if value is None or id(value) in visited or deep < 0:
         return  # what is None may be made when it is first needed
     visited.add(id(value))
-    if plain_values.generator_state(value) is not None:
+    if random_generators.generator_state(value) is not None:
         yield where, plain_values.try_encode(value)
     elif isinstance(value, torch.Tensor):
         if value.numel() <= _NUMBERS and not value.is_meta:
