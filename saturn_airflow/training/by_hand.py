@@ -30,6 +30,8 @@ _LEAVE_SECONDS = 30.0
 class _LocalLink:
     """What a rank of a launched process finds in the place of its launcher."""
 
+    told_to_stop = False
+
     def __init__(self, on_event: Callable[[Event], object]) -> None:
         self.emit = on_event
 
@@ -78,7 +80,7 @@ def train(
 def _run_rank(rank: int, settings: _Settings, on_event: Callable[[Event], object]) -> dict[str, Any]:
     size, meeting, device_type, threads, request = settings
     call = launching.pack("saturn_airflow.training.loop:train", request)
-    link: Any = _LocalLink(on_event)
+    link = _LocalLink(on_event)
     place = (rank, size, meeting, device_type, threads, request.technique)
     value: dict[str, Any] = ranks.run(link, *place, _PATIENCE_SECONDS, time.monotonic(), call)["value"]
     return value

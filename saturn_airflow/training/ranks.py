@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from saturn_airflow import library
 from saturn_airflow.launch import devices, job_log, launching
 from saturn_airflow.launch.emitted import EventChecker
-from saturn_airflow.launch.launching import Link
 from saturn_airflow.model.errors import DeviceError
 from saturn_airflow.training import memory
 
@@ -45,7 +44,7 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    _emit: Callable[[dict[str, Any]], None] = field(default=lambda event: None, repr=False)
+    _emit: Callable[[dict[str, Any]], object] = field(default=lambda event: None, repr=False)
     _stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
     _wait_until_recorded: Callable[[], None] = field(default=lambda: None, repr=False)
     _emitted: EventChecker = field(default_factory=EventChecker, repr=False, compare=False)
@@ -107,6 +106,16 @@ class Ranks:
         self.any(False)
 
 
+class LinkOfRank(Protocol):
+    """What a rank has of who launched it, as :class:`~saturn_airflow.launch.launching.Link`."""
+
+    told_to_stop: bool
+
+    def emit(self, event: dict[str, Any], /) -> object: ...
+    def stop_requested(self) -> bool: ...
+    def wait_until_recorded(self) -> None: ...
+
+
 def _take(device: torch.device) -> None:
     """Make ``device`` this process's, and have it compute: who fails here would have failed with any job.
 
@@ -157,7 +166,7 @@ def launch(
 
 
 def run(
-    link: Link,
+    link: LinkOfRank,
     rank: int,
     size: int,
     meeting: str,
