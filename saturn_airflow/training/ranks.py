@@ -138,18 +138,18 @@ def _stay_near(device: torch.device) -> None:
         os.sched_setaffinity(0, near)
 
 
-def _tell_numbers(function: Callable[..., Any], numbers: Sequence[int]) -> None:
-    """Put ``numbers`` into the environment where ``function`` is a technique's.
+def _tell_numbers(function: Callable[..., Any], technique: str, numbers: Sequence[int]) -> None:
+    """Put ``numbers`` into the environment where ``function`` is one that a technique launches.
 
     Trainers that it calls, such as Accelerate's, train on one rank alone without them. Under Saturn's own
     functions a job's code that reads them would train by the number of devices, and share out its data twice.
     """
     ours = str(function.__module__).partition(".")[0] == __name__.partition(".")[0]
     for name, number in zip(_NUMBERS, numbers, strict=True):
-        if ours:
-            os.environ.pop(name, None)
-        else:
+        if technique and not ours:
             os.environ[name] = str(number)
+        else:
+            os.environ.pop(name, None)
 
 
 def launch(
@@ -211,7 +211,7 @@ def run(
     if technique:
         library.get(technique)
     function, arguments = launching.unpack(call)
-    _tell_numbers(function, (rank, rank, size, size))
+    _tell_numbers(function, technique, (rank, rank, size, size))
     memory.reset_peaks(device)
     value = function(*arguments, ranks)
     result = {

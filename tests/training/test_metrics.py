@@ -70,7 +70,7 @@ def test_the_next_plan_reads_them_from_the_events(tmp_path: Path, monkeypatch: p
     event = {"event": "eval", "epoch": 1, "step": 8, "eval_loss": 0.5, "metrics": {"f1": 0.25, "none": None}}
 
     class Run:
-        spec, end = SimpleNamespace(technique="single", devices=1, kind="cpu"), None
+        spec, end = SimpleNamespace(technique="single", devices=1, kind="cpu", total_batches=None), None
         folder = tmp_path
 
         def so_far(self) -> list[dict[str, object]]:
