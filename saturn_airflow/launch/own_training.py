@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from saturn_airflow.launch import past_runs
-from saturn_airflow.launch.emitted import ReportedResult as ReportedResult
+from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.event_file import Event
 from saturn_airflow.launch.followed_run import all_of
 from saturn_airflow.launch.run_spec import RunSpec

@@ -37,12 +37,13 @@ from saturn_airflow.launch import (
     technique_call,
     warm,
 )
+from saturn_airflow.launch.emitted import ReportedResult
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.giving_way import TurnsOfRun
 from saturn_airflow.launch.host_memory import Watch
 from saturn_airflow.launch.kept_lease import LeaseLostError
 from saturn_airflow.launch.output_limit import OutputLimit
-from saturn_airflow.launch.own_training import ReportedResult, result_of
+from saturn_airflow.launch.own_training import result_of
 from saturn_airflow.launch.request import DoesNotFit
 from saturn_airflow.launch.restarts import Restarts
 from saturn_airflow.launch.run_spec import RunSpec, read_spec

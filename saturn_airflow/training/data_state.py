@@ -148,7 +148,7 @@ class DataState:
 def generators(loader: Any) -> list[Any]:
     """Those of random numbers that the objects behind ``loader`` hold or name, but for the global ones."""
     values = (place.value for place in _places(loader).values())
-    return [v for v in values if random_generators.generator_state(v) is not None and not rng.is_global(v)]
+    return [v for v in values if random_generators.is_generator(v) and not rng.is_global(v)]
 
 
 def _places(loader: Any) -> dict[str, ValuePlace]:
@@ -219,7 +219,7 @@ def _parts_of_class(kind: type) -> Iterator[tuple[str, Any, Put]]:
 
 def _named(code: types.CodeType, variables: dict[str, Any]) -> Iterator[tuple[str, Any, Put]]:
     """The global variables that ``code`` and the functions inside it name, also those of modules it names."""
-    names = _names(code)
+    names = functions.names_in(code)
     waiting = [variables]
     modules = {id(variables)}
     while waiting:
@@ -234,20 +234,15 @@ def _named(code: types.CodeType, variables: dict[str, Any]) -> Iterator[tuple[st
                 waiting.append(vars(part))
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
 def _is_immutable(value: Any) -> bool:
-    if isinstance(value, np.ndarray | bytearray) or random_generators.generator_state(value) is not None:
+    if isinstance(value, np.ndarray | bytearray) or random_generators.is_generator(value):
         return False
     return plain_values.is_scalar(value) or isinstance(value, type | types.ModuleType)
 
 
 def summary(value: Any) -> Any:
     """What is another if ``value`` has changed."""
-    if random_generators.generator_state(value) is not None:
+    if random_generators.is_generator(value):
         return json.dumps(plain_values.encode(value, "it"))
     if type(value) is np.ndarray:
         few = value.reshape(-1)[:: max(1, value.size // _READ)]

@@ -80,6 +80,12 @@ def is_own(function: Any) -> bool:
     return own_classes.is_own(type(function.__self__).__module__)
 
 
+def names_in(code: types.CodeType) -> set[str]:
+    """The names of globals and attributes that a function's code has, and that of functions in it."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
+
+
 def _is_filled(cell: Any) -> bool:
     try:
         return cell.cell_contents is not cell

@@ -8,11 +8,13 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from saturn_airflow.model import references
 from saturn_airflow.model.jobs import Job
+from saturn_airflow.training.functions import names_in
 from saturn_airflow.training.optim import own_classes
 
 
@@ -21,7 +23,7 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
     those of the job's own that they use.
 
     An installed package that the job names may have hundreds, such as a library of models: of these the ones
-    count that code there has a name of.
+    count that code there has a name of, or a register that it has a name of.
     """
     # Techniques may put a class of their own before that of a module, as FSDP does.
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
@@ -43,20 +45,38 @@ def python_modules(job: Job, model: nn.Module) -> set[str]:
 
 
 def _beside(name: str, used: set[str]) -> Iterator[str]:
-    """The Python modules of what a Python module imports."""
+    """The Python modules of what one imports; of what it uses or registers, where it is installed."""
     some = own_classes.is_installed(name) and _EVERYTHING not in used
     for key, value in list(vars(sys.modules[name]).items()):
-        if not some or key in used:
+        if not some:
             yield from _modules_of(value)
+        elif key in used:
+            for part in _parts_of(value):
+                yield from _modules_of(part)
 
 
-def _modules_of(value: object) -> set[str]:
-    """The name of the Python module that a value is, or that a class or function is of; else nothing."""
+def _parts_of(value: Any) -> Iterator[Any]:
+    """``value``, and what it holds if it is a register: a container, or an object that has one."""
+    yield value
+    if isinstance(value, functools.partial):
+        yield value.func
+    for held in (value, *(own_classes.fields_of(value) or {}).values()):
+        if isinstance(held, dict) and len(held) <= _MOST_REGISTERED:
+            yield from dict.values(held)  # a class of its own may import what is asked for
+        elif type(held) in _CONTAINERS and len(held) <= _MOST_REGISTERED:
+            yield from held
+
+
+def _modules_of(value: Any) -> set[str]:
+    """The name of the Python module that a value is, or that it or its class is of."""
     if isinstance(value, types.ModuleType):
         return {value.__name__}
-    return {value.__module__ or ""} if isinstance(value, type | types.FunctionType) else set()
+    of = value if isinstance(value, type | types.FunctionType) else type(value)
+    return {of.__module__ or ""}
 
 
+# Who registers more has all of a library's models, each in a file that no other needs.
+_CONTAINERS, _MOST_REGISTERED = frozenset({list, tuple, set, frozenset}), 256
 _EVERYTHING = ""  # which is no name
 _READING = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"})
 
@@ -79,12 +99,5 @@ def _names_read(name: str, file: str | None) -> frozenset[str]:
         return frozenset({_EVERYTHING})
     # What it imports itself, it need not use.
     read = {step.argval for step in dis.get_instructions(code) if step.opname in _READING}
-    return frozenset(read.union(*map(_names_in, _codes_in(code))))
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    return set(code.co_names).union(*map(_names_in, _codes_in(code)))
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    return (part for part in code.co_consts if isinstance(part, types.CodeType))
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(read.union(*map(names_in, inner)))

@@ -18,27 +18,52 @@ from saturn_airflow.training.optim import own_classes
 from saturn_airflow.training.used_modules import python_modules
 
 FILES = {
-    "__init__": "from zoo.making import make\nfrom zoo import lions, tigers, counts, bears, chains, tops\n",
+    "__init__": """
+        from zoo.making import make
+        from zoo import lions, tigers, counts, bears, chains, tops, whales, seals
+    """,
     "making": "from zoo import lions\nimport zoo\n\ndef make(): return lions.Lion()\n",
     "lions": """
         import zoo
         from torch import nn
         from zoo.counts import count
         from zoo import tops
+        from zoo.registers import REGISTER, small
         made = tops.maker()
 
         class Lion(nn.Module):
             def forward(self, x):
                 zoo.chains.Chain()
+                REGISTER["whale"]()
+                small.known["seal"]()
                 return count(x)
     """,
     "counts": "calls = []\n\ndef count(x):\n    calls.append(x)\n    return x\n",
     "chains": "class Chain: pass\n",
     "tops": "def maker(): return 1\n",
+    "registers": """
+        class Register:
+            def __init__(self): self.known = {}
+
+        REGISTER, small = {}, Register()
+    """,
+    "whales": """
+        from zoo.registers import REGISTER
+        swum = []
+        def swim(): swum.append(1)
+        REGISTER["whale"] = swim
+    """,
+    "seals": "from zoo.registers import small\nclass Seal: pass\nsmall.known['seal'] = Seal\n",
     "tigers": "from torch import nn\nclass Tiger(nn.Module): pass\n",
     "bears": "from zoo.counts import count\nall_bears = {}\n",
 }
-USED = {"zoo", *(f"zoo.{name}" for name in ("making", "lions", "counts", "chains", "tops"))}
+USED = {
+    "zoo",
+    *(
+        f"zoo.{name}"
+        for name in ("making", "lions", "counts", "chains", "tops", "registers", "whales", "seals")
+    ),
+}
 JOB: dict[str, Any] = {"load_model": "zoo:make", "load_dataloader": "zoo:make", "loss_function": "zoo:make"}
 
 
@@ -85,5 +110,6 @@ def test_what_a_used_module_keeps_is_put_back(model: nn.Module) -> None:
     users = UsersState(Job("zoo", **JOB), model)
     model(3)
     assert sys.modules["zoo.counts"].calls == [3]
+    assert sys.modules["zoo.whales"].swum == [1]
     users.restore()
-    assert sys.modules["zoo.counts"].calls == []
+    assert sys.modules["zoo.counts"].calls == sys.modules["zoo.whales"].swum == []

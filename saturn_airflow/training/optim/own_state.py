@@ -104,7 +104,7 @@ def seen(value: Any, memo: dict[int, Any]) -> Any:
     memo[id(value)] = value
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= _LARGEST else (id(value), value._version)
-    if random_generators.generator_state(value) is not None:
+    if random_generators.is_generator(value):
         return plain_values.encode(value, "it")
     if isinstance(value, Mapping):
         return {id(k) if isinstance(k, torch.Tensor) else k: seen(v, memo) for k, v in value.items()}
@@ -135,6 +135,6 @@ def _is_small(value: Any) -> bool:
         return all(map(_is_small, value))
     if isinstance(value, torch.Tensor):
         return type(value) is torch.Tensor and value.numel() <= _LARGEST
-    if random_generators.generator_state(value) is not None:
+    if random_generators.is_generator(value):
         return True
     return value is None or isinstance(value, bool | int | float | str)

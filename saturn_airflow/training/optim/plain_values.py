@@ -22,7 +22,7 @@ from saturn_airflow.model.errors import JobError
 from saturn_airflow.training.optim.own_classes import class_of, fields_of, found, is_plain_class, name_of
 from saturn_airflow.training.optim.random_generators import (
     generator_state,
-    is_generator_type,
+    is_generator,
     set_generator_state,
 )
 
@@ -65,9 +65,8 @@ def is_scalar(value: Any) -> bool:
     """Whether ``value`` can be held, and holds no other values."""
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufc"
-    kind: type = type(value)
-    plain = value is None or kind in _SCALARS
-    return plain or isinstance(value, np.generic | Enum) or is_generator_type(kind)
+    plain = value is None or type(value) in _SCALARS
+    return plain or isinstance(value, np.generic | Enum) or is_generator(value)
 
 
 def is_mapping(value: Mapping[Any, Any]) -> bool:

@@ -17,10 +17,15 @@ def is_generator_type(kind: type) -> bool:
     return known or issubclass(kind, torch.Generator)
 
 
+def is_generator(value: Any) -> bool:
+    """Whether ``value`` is a random generator."""
+    kind: type = type(value)
+    return is_generator_type(kind)
+
+
 def generator_state(value: Any) -> Any:
     """The state of a random generator; None of anything else."""
-    kind: type = type(value)
-    if not is_generator_type(kind):
+    if not is_generator(value):
         return None
     if isinstance(value, random.Random):
         return value.getstate()

@@ -130,7 +130,7 @@ def _in(where: str, value: Any, visited: set[int], deep: int) -> Iterator[tuple[
     if value is None or id(value) in visited or deep < 0:
         return  # what is None may be made when it is first needed
     visited.add(id(value))
-    if random_generators.generator_state(value) is not None:
+    if random_generators.is_generator(value):
         yield where, plain_values.try_encode(value)
     elif isinstance(value, torch.Tensor):
         if value.numel() <= _NUMBERS and not value.is_meta:
