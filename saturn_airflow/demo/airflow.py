@@ -36,7 +36,7 @@ class Airflow:
             trust_env=False,
         )
 
-    def wait_for_dag(self, dag_id: str, timeout: float = 90.0) -> None:
+    def wait_for_dag(self, dag_id: str, timeout: float = 240.0) -> None:
         """Wait until the DAG processor has parsed the DAG.
 
         :raises SaturnError: when it has not within ``timeout`` seconds, with the import errors there are.

@@ -62,7 +62,7 @@ class Services(LocalServices):
         """The folder of checkpoints and progress of jobs."""
         return self.state / "jobs"
 
-    def start(self, timeout: float = 120.0) -> None:
+    def start(self, timeout: float = 300.0) -> None:
         """Start everything and wait until it answers.
 
         :raises SaturnError: when something ends by itself, or does not answer within ``timeout`` seconds.
