@@ -12,6 +12,7 @@ from saturn_airflow.model.status import Status
 from saturn_airflow.training import memory, storing, timing
 from saturn_airflow.training.base_training import BaseTraining
 from saturn_airflow.training.batches import GlobalBatch
+from saturn_airflow.training.optim.optimizers import learning_rates
 from saturn_airflow.training.staging import lie_on_device, own_part, room_for
 
 # Steps by which the time that is left is told.
@@ -32,7 +33,7 @@ def step(training: BaseTraining, batch: GlobalBatch, seconds: list[float], warmu
         "loss": training.metrics["loss"],
         "seconds": took,
         "samples_per_second": batch.samples / took,
-        "lr": float(training.optimizer.param_groups[0]["lr"]),
+        "lr": learning_rates(training.optimizer)[0],
         "eta_seconds": None if left is None else left * statistics.median(recent or [took]),
     }
 

@@ -32,7 +32,7 @@ def to_dict(training: BaseTraining, lacks: Sequence[str] = ()) -> dict[str, Any]
         "epoch_batches": training.epoch_batches,
         "metrics": training.metrics,
         "own_metrics": training.own_metrics,
-        "lr": [float(group["lr"]) for group in training.optimizer.param_groups],
+        "lr": optimizers.learning_rates(training.optimizer),
         "plateau": training.plateau.to_dict(),
         "extent": training.data.extent,
         "samples": training.samples_known_by,

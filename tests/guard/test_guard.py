@@ -270,6 +270,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "a part that is compiled": {"model_args": {"extra": "compiled"}},
             "a step that changes gradients": {"hparams": {"optimizer": "odd_models:HalvesWhatItSteps"}},
             "a hook of the optimizer that does": {"hparams": {"optimizer": "odd_optimizers:ClipsInAHook"}},
+            "counts under names": {"hparams": {"optimizer": "odd_optimizers:CountsUnderNames"}},
         }.items()
     },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),

@@ -112,6 +112,26 @@ class Counting(torch.optim.Optimizer):
                     parameter.add_(parameter.grad, alpha=-rate)
 
 
+class CountsUnderNames(torch.optim.Optimizer):
+    """Steps that shrink with what is kept of no parameter in particular, and no learning rate in the groups."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"rate": lr})
+        self.state["k"] = torch.zeros(1)  # type: ignore[index]
+        self.state["scale"] = 1.0  # type: ignore[index]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        state: Any = self.state
+        state["k"].add_(1)
+        state["scale"] *= 0.9
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    rate = group["rate"] * state["scale"] / state["k"].item()
+                    parameter.add_(parameter.grad, alpha=-rate)
+
+
 class Clipped(torch.optim.SGD):
     """Clips by the norm of all gradients."""
 

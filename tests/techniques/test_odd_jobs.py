@@ -68,6 +68,11 @@ CASES: dict[str, Case] = {
         ((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, SINGLE)),
         optimizer="odd:Counting",
     ),
+    "state under names": Case(
+        "odd:chain",
+        ((SINGLE, SINGLE), (SINGLE, FSDP), (FSDP, DDP), (DDP, SPILL), (SPILL, SINGLE)),
+        optimizer="odd:CountsUnderNames",
+    ),
     "a counter of the class": Case("odd:chain", ((PIPELINE,), (FSDP,)), optimizer="coupling:CountsOnClass"),
     "uncommon buffers": Case("odd:storing", ((SINGLE, SINGLE),)),
     "channels last": Case(

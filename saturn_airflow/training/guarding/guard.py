@@ -242,7 +242,9 @@ class Guard:
 
     def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""
-        in_states = (spread_in(state) for one in optimizers for state in one.state.values())
+        states = itertools.chain.from_iterable(one.state.items() for one in optimizers)
+        # What is kept of no parameter in particular has a name, and may be anything.
+        in_states = (spread_in(v) if isinstance(k, torch.Tensor) else spread_in({k: v}) for k, v in states)
         what = f"the model's attribute {name!r}" if (name := spread(parallel.model)) else ""
         if key := next(filter(None, in_states), None):
             what = f"optimizer {self.job.hparams.optimizer!r} keeps as {key!r} a container that"

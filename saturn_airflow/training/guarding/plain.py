@@ -235,5 +235,6 @@ def _clip(parameters: Sequence[nn.Parameter], most: float, share: float | None =
 def stateful_of(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[Any, str]) -> frozenset[str]:
     """Names of parameters that ``optimizers`` keep something of."""
     states = itertools.chain.from_iterable(optimizer.state.items() for optimizer in optimizers)
-    kept = (p for p, state in states if any(v is not None for v in state.values()))
-    return frozenset(names[p] for p in kept if p in names)
+    # What is kept of no parameter in particular has a name, and may be a number.
+    kept = (names[p] for p, state in states if p in names and any(v is not None for v in state.values()))
+    return frozenset(kept)

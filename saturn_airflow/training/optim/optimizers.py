@@ -102,6 +102,12 @@ def refuse_thawed(untrained: Mapping[str, nn.Parameter]) -> None:
         )
 
 
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[float | None]:
+    """The present learning rate of each group; None where one has none, as some find it by themselves."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [None if rate is None else float(rate) for rate in rates]
+
+
 def make_optimizer(
     hparams: HParams, groups: Groups, parallel: Parallel, job: Job | None = None
 ) -> torch.optim.Optimizer:

@@ -49,7 +49,9 @@ def _advance(optimizer: torch.optim.Optimizer, before: dict[Any, float]) -> None
 
 def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[int, Any], Holder, Any]]:
     """The numbers that an optimizer keeps, each with where it is."""
-    holders: list[Holder] = [*optimizer.state.values(), *optimizer.param_groups, vars(optimizer)]
+    of_parameters = (one for one in optimizer.state.values() if isinstance(one, MutableMapping))
+    # The state itself: optimizers keep numbers of no parameter in particular there, too.
+    holders: list[Holder] = [*of_parameters, *optimizer.param_groups, vars(optimizer), optimizer.state]
     for number, holder in enumerate(holders):
         for key, value in holder.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
