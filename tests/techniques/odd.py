@@ -113,7 +113,7 @@ class Counting(torch.optim.Optimizer):
 
 
 class CountsUnderNames(torch.optim.Optimizer):
-    """Steps that shrink with what is kept of no parameter in particular, and no learning rate in the groups."""
+    """Steps that shrink with what is kept of no parameter in particular; groups have no learning rate."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"rate": lr})
