@@ -189,4 +189,7 @@ def _number(fields: Mapping[str, Any], name: str, event: str, example: str) -> i
         return number
     if not math.isfinite(number) or number != int(number):
         raise TypeError(f"emit({event!r}) has {name}={value!r}; give a whole number, {example}")
+    first = 1 if (name, event) == ("step", "step") else 0  # an evaluation may come before any step
+    if number < first:
+        raise TypeError(f"emit({event!r}) has {name}={value!r}; {name}s count from {first}, {example}")
     return int(number)
