@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.parallelism.block_stream import Prepare, StepOn
 from saturn_airflow.parallelism.blocks import how_compiled
 from saturn_airflow.parallelism.parallel import multiply
 from saturn_airflow.parallelism.transfers import Transfers
+from saturn_airflow.parallelism.uncompiled import UncompiledDispatchMode
 from saturn_airflow.training.optim.in_parts import InParts
 
 # Forward passes that are watched: in the first, models may still set themselves up.
@@ -144,11 +144,11 @@ def _has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
-class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Reads(UncompiledDispatchMode):  # type: ignore[no-untyped-call]
     """Hears of operations on ``weights`` themselves, in this thread."""
 
     def __init__(self, weights: Sequence[nn.Parameter], found: Callable[[], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._found = found
         self._storages = {_storage(weight) for weight in weights}
 

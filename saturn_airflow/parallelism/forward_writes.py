@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from saturn_airflow.parallelism.module_state import parameters_of
+from saturn_airflow.parallelism.uncompiled import UncompiledDispatchMode
 
 
-class _CopiesBeforeWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CopiesBeforeWrites(UncompiledDispatchMode):  # type: ignore[no-untyped-call]
     """Copies those of ``tensors`` whose memory something inside is about to write into."""
 
     supports_higher_order_operators = True
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # Several may be parts of one memory, such as the weights of a recurrent layer.
         self._by_memory: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from saturn_airflow.parallelism.recomputation import Call, Compute
+from saturn_airflow.parallelism.uncompiled import UncompiledDispatchMode
 from saturn_airflow.training.nested import tensors_in
 from saturn_airflow.training.optim.plain_values import equal_tensors
 
@@ -52,11 +52,11 @@ def narrow_weights(
         return found if _same(expected, narrow.again()) else [False] * count
 
 
-class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Casts(UncompiledDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what becomes of weights, under all that autocast and autograd do."""
 
     def __init__(self, lower: torch.dtype) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._lower = lower
         self._numbers: dict[int, int] = {}
         self._cast: set[int] = set()

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
+from saturn_airflow.parallelism.uncompiled import UncompiledDispatchMode
 from saturn_airflow.training.nested import tensors_in
 
 _DRAWS = (torch.ops.aten.rand.default, torch.ops.aten.rand.generator)
@@ -18,7 +18,7 @@ _DRAWS = (torch.ops.aten.rand.default, torch.ops.aten.rand.generator)
 Sources = int  # a set: bit i stands for parameter i, the bits after those of the parameters for blocks
 
 
-class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Follow(UncompiledDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, notes of every tensor what it was computed from, and counts the work.
 
     What is computed inside a block counts as computed from that block, too. Memory is what is followed, so
@@ -37,7 +37,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sources: Any = WeakIdKeyDictionary()
         self.inside: Sources = 0
         self.read: Sources = 0

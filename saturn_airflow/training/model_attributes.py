@@ -290,21 +290,11 @@ def other_attributes(model: nn.Module) -> Attributes:
 def spread(model: nn.Module) -> str | None:
     """The first attribute that holds parts of tensors which are spread over devices, besides parameters."""
     for prefix, module in model.named_modules():
-        if key := spread_in(dict(_own(module)), directly=True):
-            return name_of(prefix, key)
-    return None
-
-
-def spread_in(values: Mapping[str, Any], *, directly: bool = False) -> str | None:
-    """The name of the first of ``values`` that is a container of parts of tensors, besides parameters.
-
-    :param directly: or is one itself.
-    """
-    for key, value in values.items():
-        looked_at = (Mapping, list, tuple, torch.Tensor) if directly else (Mapping, list, tuple)
-        parts = tensors_in(value) if isinstance(value, looked_at) else ()
-        if any(isinstance(part, DTensor) and not isinstance(part, nn.Parameter) for part in parts):
-            return key
+        for key, value in _own(module):
+            looked_at = isinstance(value, Mapping | list | tuple | set | deque | torch.Tensor)
+            parts = tensors_in(value) if looked_at else ()
+            if any(isinstance(part, DTensor) and not isinstance(part, nn.Parameter) for part in parts):
+                return name_of(prefix, key)
     return None
 
 

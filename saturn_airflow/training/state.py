@@ -210,6 +210,18 @@ class State:
                     yield name, key, value
 
 
+def refuse_unsaved(optimizer: torch.optim.Optimizer) -> None:
+    """Check that a checkpoint can hold what ``optimizer`` keeps here, besides tensors of its parameters.
+
+    :raises JobError: naming what none can.
+    """
+    for of, kept in optimizer.state.items():
+        of_parameter = isinstance(of, torch.Tensor)
+        for key, value in (kept if of_parameter else {of: kept}).items():
+            if not (of_parameter and isinstance(value, torch.Tensor) and value.ndim):
+                plain_values.encode(value, f"what the optimizer keeps as {key!r}")
+
+
 def aliases(model: torch.nn.Module) -> dict[str, str]:
     """For every name of a parameter or buffer of ``model``, the first of its names."""
     first: dict[int, str] = {}

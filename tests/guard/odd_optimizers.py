@@ -53,6 +53,25 @@ class CountsUnderNames(Weakens):
         return int((state["count"] + state["tensor"].item()) / 2)
 
 
+@torch.compile(fullgraph=True, backend="eager")
+def _stepped(parameter: torch.Tensor, gradient: torch.Tensor, rate: float) -> torch.Tensor:
+    return parameter - rate * gradient
+
+
+class CompilesItsStep(torch.optim.Optimizer):
+    """As torchao's do: what is compiled may not be computed uncompiled."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.copy_(_stepped(parameter, parameter.grad, group["lr"]))
+
+
 class CantBeLoaded(Weakens):
     def load_state_dict(self, state_dict: Any) -> None:
         raise RuntimeError("not by me")
@@ -87,6 +106,18 @@ class KeepsLists(torch.optim.SGD):
                 last = [*self.state[parameter].get("last", []), parameter.grad.clone()][-2:]
                 self.state[parameter]["last"] = last
                 parameter.add_(sum(last), alpha=-group["lr"])
+
+
+class KeepsNorms(torch.optim.SGD):
+    """It keeps a number of each parameter that was computed from its gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["norm"] = parameter.grad.sum() * 0 + 1
+                parameter.add_(parameter.grad, alpha=-group["lr"])
 
 
 class ClipsInAHook(torch.optim.SGD):

@@ -271,6 +271,7 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             "a step that changes gradients": {"hparams": {"optimizer": "odd_models:HalvesWhatItSteps"}},
             "a hook of the optimizer that does": {"hparams": {"optimizer": "odd_optimizers:ClipsInAHook"}},
             "counts under names": {"hparams": {"optimizer": "odd_optimizers:CountsUnderNames"}},
+            "a step that is compiled": {"hparams": {"optimizer": "odd_optimizers:CompilesItsStep"}},
         }.items()
     },
     "masks of one device": (Cell(job(model_args={"extra": "drops"}), "single"), "exact"),

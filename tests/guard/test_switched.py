@@ -91,7 +91,17 @@ VERDICTS = {
         )
         for technique, verdict in [
             ("ddp", "exact"),
-            ("fsdp", "can't: optimizer 'odd_optimizers:KeepsLists' keeps as 'last' a container that holds"),
+            ("fsdp", "can't: what the optimizer keeps as 'last' is of type DTensor, which no checkpoint"),
+        ]
+    },
+    **{
+        f"a number of each parameter under {technique}": (
+            Cell(job(hparams={"optimizer": "odd_optimizers:KeepsNorms"}), technique, 2),
+            verdict,
+        )
+        for technique, verdict in [
+            ("ddp", "exact"),
+            ("fsdp", "can't: what the optimizer keeps as 'norm' is of type DTensor, which no checkpoint"),
         ]
     },
     "complex numbers in parts": (

@@ -45,7 +45,7 @@ from saturn_airflow.training.guarding.samples import Sample, buffers_of, singles
 from saturn_airflow.training.guarding.updates import Updates
 from saturn_airflow.training.guarding.users_state import UsersState
 from saturn_airflow.training.job_globals import JobGlobals
-from saturn_airflow.training.model_attributes import ModelAttributes, spread, spread_in
+from saturn_airflow.training.model_attributes import ModelAttributes, spread
 from saturn_airflow.training.optim.broken_optimizers import refuse_broken_schedule
 from saturn_airflow.training.optim.group_state import GroupState
 from saturn_airflow.training.precision import exact
@@ -242,19 +242,21 @@ class Guard:
 
     def _refuse_spread(self, parallel: Parallel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """:raises DoesNotFit: where something that no checkpoint could hold has parts of what is split."""
-        states = itertools.chain.from_iterable(one.state.items() for one in optimizers)
-        # What is kept of no parameter in particular has a name, and may be anything.
-        in_states = (spread_in(v) if isinstance(k, torch.Tensor) else spread_in({k: v}) for k, v in states)
-        what = f"the model's attribute {name!r}" if (name := spread(parallel.model)) else ""
-        if key := next(filter(None, in_states), None):
-            what = f"optimizer {self.job.hparams.optimizer!r} keeps as {key!r} a container that"
-        if what:
+        where = f"each device has a part of the weights under {self._name}"
+        if name := spread(parallel.model):
             raise DoesNotFit(
-                f"{what} holds tensors like the weights, of which each device has a part under {self._name}, "
-                "and which no checkpoint can hold there: a job that is resumed would lose them. Keep tensors "
-                "of a parameter as values of the optimizer's state[parameter]; where a model keeps some, use "
-                "a technique that keeps weights whole, such as ddp or spill"
+                f"the model's attribute {name!r} holds tensors like the weights; {where}, and of those, "
+                "which no checkpoint can hold: a job that is resumed would lose them. Use a technique that "
+                "keeps weights whole, such as ddp or spill"
             )
+        try:
+            for one in optimizers:
+                state.refuse_unsaved(one)
+        except JobError as error:
+            raise DoesNotFit(
+                f"{error}; {where}, and of what is kept beside them. Keep tensors of a parameter as values "
+                "of the optimizer's state[parameter], or use ddp or spill"
+            ) from error
 
     def _remembering(self, parallel: Parallel) -> KnownSamples | None:
         """What sees what steps remember of samples, where each rank computes some of a batch's."""

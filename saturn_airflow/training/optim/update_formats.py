@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from saturn_airflow.parallelism.uncompiled import UncompiledDispatchMode
 
-class UpdateFormat(TorchDispatchMode):  # type: ignore[no-untyped-call]
+
+class UpdateFormat(UncompiledDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the lowest format of what is computed inside.
 
     Muon rounds matrices to bfloat16, as do optimizers that keep their state in it. Single numbers, as
@@ -19,7 +20,7 @@ class UpdateFormat(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         #: The lowest one so far.
         self.lowest = torch.float64
 
