@@ -126,7 +126,7 @@ class CompilesAPart(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = torch.compile(lambda x: torch.tanh(x) * 2, backend="eager")
+        self.mix = torch.compile(lambda x: torch.tanh(x) * 2, backend="eager", fullgraph=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed: torch.Tensor = self.mix(x)
