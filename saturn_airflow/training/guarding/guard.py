@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from saturn_airflow import library
@@ -249,6 +250,9 @@ class Guard:
                 "which no checkpoint can hold: a job that is resumed would lose them. Use a technique that "
                 "keeps weights whole, such as ddp or spill"
             )
+        stepped = (p for one in optimizers for group in one.param_groups for p in group["params"])
+        if not any(isinstance(p, DTensor) for p in stepped):
+            return
         try:
             for one in optimizers:
                 state.refuse_unsaved(one)
