@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,16 +22,19 @@ class UncompiledDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stances = ExitStack()
+        self._stances: list[AbstractContextManager[Any]] = []  # one for each time that it is entered
 
     def __enter__(self) -> Self:
         """Begin to look."""
+        stance: AbstractContextManager[Any] = nullcontext()
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
-            self._stances.enter_context(torch.compiler.set_stance("force_eager"))
+            stance = torch.compiler.set_stance("force_eager")
+        stance.__enter__()
+        self._stances.append(stance)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
         """End it, and compile as before."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self._stances.close()
+        self._stances.pop().__exit__(*raised)

@@ -35,7 +35,8 @@ def test_what_is_first_met_inside_is_heard_and_compiled_afterwards() -> None:
         twice(x)
         with hears:  # the same one, as where one look is within another
             twice(x)
-    assert hears.heard.count("mul.Tensor") >= 2
+        twice(x)
+    assert hears.heard.count("mul.Tensor") >= 3
     assert not compiled
     twice(x)
     assert compiled == ["once"]
