@@ -84,13 +84,18 @@ def larger_backward(
 
     :param see: called after each, when the gradients are those of that pass alone.
     """
-    own = torch.autograd.backward  # which Tensor.backward calls, too
+    name = "_engine_run_backward"  # which backward calls, by whatever name it was imported itself
+    own = getattr(torch.autograd, name)
 
-    def backward(tensors: torch.Tensor | Sequence[torch.Tensor], *args: Any, **kw: Any) -> None:
+    def run_backward(tensors: Any, grad_tensors: Sequence[Any], *args: Any, **kw: Any) -> Any:
+        within = torch._C._current_graph_task_id() != -1  # as where activations are computed again
+        if within or not kw["accumulate_grad"]:
+            return own(tensors, grad_tensors, *args, **kw)
         before = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        own([one * scale for one in ((tensors,) if torch.is_tensor(tensors) else tensors)], *args, **kw)
+        larger = tuple(None if one is None else one * scale for one in grad_tensors)
+        taken = own(tensors, larger, *args, **kw)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -99,9 +104,10 @@ def larger_backward(
             for parameter, there in zip(parameters, before, strict=True):
                 if there is not None:
                     parameter.grad = there if parameter.grad is None else parameter.grad + there
+        return taken
 
-    torch.autograd.backward = backward  # type: ignore[assignment]
+    setattr(torch.autograd, name, run_backward)
     try:
         yield
     finally:
-        torch.autograd.backward = own
+        setattr(torch.autograd, name, own)

@@ -17,7 +17,10 @@ from torch.overrides import TorchFunctionMode
 from saturn_airflow.launch import failures
 from saturn_airflow.training.nested import tensors_in
 
-_HALF, _LARGE, _SMALL = 0.5, 100.0, 1e-3  # as shares of what the numbers are at first
+# As shares of what the numbers are at first: powers of 2, by which products round nothing. Losses in float16
+# need not reach the last.
+_HALF, _SMALL = 2.0**-1, 2.0**-10
+_LARGE = (2.0**7, 2.0**14)
 # What makes a line of a line. Of products and quotients, those with what is no tensor.
 _LINEAR = frozenset(
     {"__get__", "add", "sub", "rsub", "neg", "detach", "float", "double", "to", "clone", "backward"}
@@ -30,11 +33,10 @@ _TAKING = frozenset({"__getitem__", "select", "take", "gather", "squeeze", "resh
 TakeLoss = Callable[[int], torch.Tensor]
 
 
-def bends(loss: TakeLoss, put_back: Callable[[], AbstractContextManager[Any]], epsilon: float) -> bool:
+def bends(loss: TakeLoss, put_back: Callable[[], AbstractContextManager[Any]]) -> bool:
     """Whether the loss bends; False where that can't be told.
 
     :param put_back: around each time the loss is taken; what it changes is to be as it was afterwards.
-    :param epsilon: the spacing of numbers around 1 in the coarsest format that it is computed in.
     """
 
     def take(batch: int, scale: float = 1.0, fixed: frozenset[int] = frozenset()) -> tuple[float, _Scaled]:
@@ -43,35 +45,48 @@ def bends(loss: TakeLoss, put_back: Callable[[], AbstractContextManager[Any]], e
             value = loss(batch)
         return float(value.detach()), scaled
 
+    def at(scale: float, fixed: frozenset[int]) -> float:
+        try:
+            return take(0, scale, fixed)[0]
+        except Exception as error:
+            if failures.is_of_the_machine(error):
+                raise
+            return math.nan  # it fails on what it is not made for
+
     try:
         at_first, scaled = take(0)
         if not scaled.looked_into or not math.isfinite(at_first):
             return False
         others = take(1)[1].values
-        if len(others) != len(scaled.values):  # the job goes through the samples one by one
-            return False
-        # What is the same for all batches is of the weights, as a penalty on them.
-        same = (i for i, (a, b) in enumerate(zip(scaled.values, others, strict=True)) if a == b)
-        fixed = scaled.differentiated.union(same)
-        half, large, small, again = (take(0, by, fixed)[0] for by in (_HALF, _LARGE, _SMALL, 1.0))
     except Exception as error:
         if failures.is_of_the_machine(error):
             raise
-        return False  # it fails on what it is not made for
-    if again != at_first:  # it counts, or draws
+        return False
+    if len(others) != len(scaled.values):  # the job goes through the samples one by one
+        return False
+    # What is the same for all batches is of the weights, as a penalty on them.
+    same = (i for i, (a, b) in enumerate(zip(scaled.values, others, strict=True)) if a == b)
+    fixed = scaled.differentiated.union(same)
+    found = {scale: at(scale, fixed) for scale in (_SMALL, _HALF, *_LARGE)}
+    if at(1.0, fixed) != at_first:  # it counts, or draws
         return False
     numbers = [abs(value) for i, value in enumerate(scaled.values) if i not in fixed]
-    return _off_line(at_first, half, large, small, max(numbers, default=0.0), epsilon)
+    return _off_line(at_first, found, max(numbers, default=0.0), scaled.epsilon)
 
 
-def _off_line(one: float, half: float, large: float, small: float, most: float, epsilon: float) -> bool:
+def _off_line(one: float, found: Mapping[float, float], most: float, epsilon: float) -> bool:
+    """Whether what was found at some scale is off the line through ``one`` and what was at the smallest."""
+    small = found[_SMALL]
+    if small == one * _SMALL and found[_HALF] == one * _HALF:
+        return any(math.isfinite(value) and value != one * scale for scale, value in found.items())
     slope = (one - small) / (1 - _SMALL)
-    off = (
-        abs(small + slope * (_HALF - _SMALL) - half),
-        abs(small + slope * (_LARGE - _SMALL) - large) / _LARGE,
-    )
     # Each is a sum of terms that may cancel out.
     allowed = max(1e-9, 200 * epsilon) * (abs(one) + abs(small) + most)
+    off = (
+        abs(small + slope * (scale - _SMALL) - value) / max(1.0, scale)
+        for scale, value in found.items()
+        if scale != _SMALL
+    )
     return any(math.isfinite(each) and each > allowed for each in off)
 
 
@@ -80,6 +95,7 @@ class _Scaled(TorchFunctionMode):
 
     :param fixed: those that stay as they are, by when they are computed.
     :ivar values: what they were.
+    :ivar epsilon: the spacing of numbers around 1 in the coarsest format of these and what is made of them.
     :ivar looked_into: whether more is made of one than a sum or a multiple.
     :ivar differentiated: those of which gradients are computed, by when they are: what goes on from there
         are the gradients of samples, as of the sum of what a model predicts for a gradient penalty.
@@ -88,6 +104,7 @@ class _Scaled(TorchFunctionMode):
     def __init__(self, scale: float, fixed: frozenset[int]) -> None:
         super().__init__()
         self.values: list[float] = []
+        self.epsilon = 0.0
         self.looked_into = False
         self.differentiated: frozenset[int] = frozenset()
         self._scale, self._fixed = scale, fixed
@@ -105,7 +122,8 @@ class _Scaled(TorchFunctionMode):
             self.differentiated |= of
         elif of:
             self._note(func, args, given)
-            self._followed.update((id(tensor), (tensor, of)) for tensor in tensors_in(result))
+            for tensor in tensors_in(result):
+                self._follow(tensor, of)
         elif (
             _is_one_number(result)
             and any(tensor.ndim > 0 for tensor in given)
@@ -114,8 +132,13 @@ class _Scaled(TorchFunctionMode):
             self.values.append(float(result.detach()))
             if len(self.values) - 1 not in self._fixed and self._scale != 1:
                 result = result * self._scale
-            self._followed[id(result)] = result, frozenset({len(self.values) - 1})
+            self._follow(result, frozenset({len(self.values) - 1}))
         return result
+
+    def _follow(self, tensor: torch.Tensor, of: frozenset[int]) -> None:
+        self._followed[id(tensor)] = tensor, of
+        if tensor.is_floating_point():
+            self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
 
     def _note(self, func: Any, args: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
         name = (getattr(func, "__name__", None) or "").strip("_")

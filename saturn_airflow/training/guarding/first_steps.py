@@ -342,11 +342,7 @@ def _note_bent(
         with without_randomness(), users.put_back(), state.put_back():
             yield
 
-    plain.bent_loss = bends(
-        lambda number: loop.loss(nested.copied(data[number]))[0],
-        put_back,
-        torch.finfo(plain.number_format).eps,
-    )
+    plain.bent_loss = bends(lambda number: loop.loss(nested.copied(data[number]))[0], put_back)
     # In float16 small gradients vanish.
     if torch.float16 not in (plain.number_format, *(p.dtype for p in parameters_of(loop.model))):
         plain.bent, plain.bent_by_hooks = bent_gradient(
