@@ -335,7 +335,7 @@ def starter_of(supervisor: int) -> int:
 def main() -> None:
     """Measure, print, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="file for the results")
+    parser.add_argument("--out", type=Path, help="file for the results; what it has of other cases stays")
     parser.add_argument("--case", choices=("handover", "makespan", "many"), action="append")
     parser.add_argument("--jobs", type=int, default=40, help="how many short jobs (%(default)s)")
     parser.add_argument("--state", type=Path, help="folder for the clusters (a temporary one)")
@@ -346,13 +346,15 @@ def main() -> None:
         "makespan": (jobs(16, 45, 75), DEVICES),
         "many": (jobs(200, 4, 12), 2 * DEVICES),
     }
-    results: dict[str, Any] = {"machine": describe(), "nodes": len(NODES)}
-    # Figures taken while others use the cores say little of Saturn.
-    results["load_average_before"] = os.getloadavg()[0]
+    results: dict[str, Any] = {"nodes": len(NODES)}
+    if args.out and args.out.exists():
+        results = json.loads(args.out.read_text())
     with tempfile.TemporaryDirectory(prefix="saturn-overhead-", ignore_cleanup_errors=True) as folder:
         for case in args.case or cases:
             sleepers, devices = cases[case]
-            results[case] = measure(case, sleepers, (args.state or Path(folder)) / case, devices)
+            # Figures taken while others use the cores say little of Saturn.
+            results[case] = {"machine": describe(), "load_average_before": round(os.getloadavg()[0], 2)}
+            results[case] |= measure(case, sleepers, (args.state or Path(folder)) / case, devices)
             print(json.dumps({case: results[case]}, indent=2), flush=True)
     if args.out:
         args.out.write_text(json.dumps(results, indent=2) + "\n")

@@ -15,7 +15,8 @@ Ways to run them, all with jobs that pay their starts, seconds from the first st
 - `one_device`: a queue with one device for each job, or as few as it fits on.
 - `ray_tune`: trials of Ray Tune with the devices of the better of these two; all nodes are one to it.
 - `realised`: Saturn, from the plan to the last job's end; `planned` is what its plan said, `first_night`
-  all from the trigger to the end, trials and report included; `next_night` is the sweep again.
+  all from the trigger to the end, trials (`profile_seconds`) and report included; `next_night` is the sweep
+  again.
 
 The first three run with Saturn's processes and device locks, without Airflow and MLflow: a favour to them.
 `bound` is what no plan can beat (proven by the planner). `busy` is the share of the devices' time that jobs
@@ -71,15 +72,14 @@ def main() -> None:
         print(json.dumps({case: by_laws(case, args.seconds) for case in args.case or CASES}, indent=1))
         return
     end_on_signals()
-    results: dict[str, Any] = {"cases": {}}
+    results: dict[str, Any] = {"devices": "emulated", "cases": {}}
     if args.out and args.out.exists():
         results = json.loads(args.out.read_text())
-    results |= {"machine": describe(), "devices": "emulated"}
     for case in args.case or CASES:
         load = os.getloadavg()[0]
         with tempfile.TemporaryDirectory(prefix="saturn-paper-", ignore_cleanup_errors=True) as folder:
             found = measure(case, args.seconds, Path(folder))
-        results["cases"][case] = {**found, "load_average_before": round(load, 2)}
+        results["cases"][case] = {**found, "machine": describe(), "load_average_before": round(load, 2)}
         print(json.dumps({case: results["cases"][case]}, indent=1), flush=True)
         if args.out:
             args.out.write_text(json.dumps(results, indent=1) + "\n")
@@ -190,6 +190,7 @@ def saturn(jobs: Sequence[Emulated], nodes: Sequence[Mapping[str, Any]], folder:
         "realised": round(first["actual_seconds"], 1),
         "busy": round(first["utilisation"], 3),
         "first_night": round(first["wall"], 1),
+        "profile_seconds": round(first["profile_seconds"], 1),
         "next_night": {
             "planned": round(again["planned_seconds"], 1),
             "realised": round(again["actual_seconds"], 1),
