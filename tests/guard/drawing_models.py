@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from odd_models import Blocks, vectors
-from torch import nn
-from torch.nn.functional import cross_entropy, dropout
+from torch import nn, randn_like
+from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -66,6 +66,16 @@ class SkipsByName(nn.Module):
         return x if self.training and drawn() < 0.5 else x + self.layer(x)
 
 
+class TorchsByName(nn.Module):
+    """Noise, and masks in attention, by functions of torch that were imported by name."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        noisy = (x + 0.1 * randn_like(x)).unsqueeze(-1)
+        return scaled_dot_product_attention(noisy, noisy, noisy, dropout_p=0.3).squeeze(-1)
+
+
 class DrawsInVain(nn.Module):
     """It draws masks that change nothing."""
 
@@ -75,6 +85,10 @@ class DrawsInVain(nn.Module):
 
 def adapted(begun: bool = True) -> nn.Module:
     return Blocks(Adapter(begun))
+
+
+def torchs_by_name() -> nn.Module:
+    return Blocks(TorchsByName())
 
 
 def skips_by_name() -> nn.Module:

@@ -323,6 +323,13 @@ RIGHT: dict[str, tuple[Cell, str]] = {
             ("ddp", 2, 1, "distribution"),
         ]
     },
+    **{
+        f"what functions of torch draw by name under {technique}": (
+            Cell(job(load_model="drawing_models:torchs_by_name"), technique, devices),
+            verdict,
+        )
+        for technique, devices, verdict in [("spill", 1, "exact"), ("ddp", 2, "distribution")]
+    },
     "samples left out": (Cell(job(model_args={"extra": "drop path"}), "ddp", 2), "distribution"),
     **{
         f"what is drawn and shows little under {technique}": (

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.random import uniform as uniform_by_name
+from torch import randint as randint_by_name
+from torch import randn as randn_by_name
 from torch.distributions import Bernoulli, Beta, Binomial, Categorical, Cauchy, Gamma, Normal, Poisson
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 
 from saturn_airflow.training.guarding.randomness import each_pass_anew, without_randomness
 
@@ -20,6 +23,8 @@ WEIGHTS = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
 
 DRAWN: dict[str, Callable[[], Any]] = {
     "rand": lambda: torch.rand(3),
+    "randn, by name": lambda: randn_by_name(3, 2, dtype=torch.float64),
+    "randint, imported": lambda: randint_by_name(0, 1000, (3,)),
     "randn": lambda: torch.randn(3, 2),
     "randn_like": lambda: torch.randn_like(WEIGHTS),
     "randint": lambda: torch.randint(0, 1000, (3,)),
@@ -96,6 +101,9 @@ DROPS: dict[str, Callable[[torch.Tensor, float, bool], torch.Tensor]] = {
     "alpha": functional.alpha_dropout,
     "in place": lambda x, p, training: functional.dropout(x.clone(), p, training, inplace=True),
     "in attention": lambda x, p, training: functional.scaled_dot_product_attention(
+        x, x, x, dropout_p=p if training else 0.0
+    ),
+    "in attention, by name": lambda x, p, training: scaled_dot_product_attention(
         x, x, x, dropout_p=p if training else 0.0
     ),
     "between layers": lambda x, p, training: layers(p).train(training)(x[0])[0],

@@ -2,22 +2,23 @@
 
 Dropout drops nothing: it makes its input larger, the more the more it would drop, so that it shows where it
 is left out, or drops in an evaluation. Random tensors become constants that do not depend on who draws them,
-in which order, and for how many samples. What Python's and numpy's generators are asked for is drawn from a
-generator that starts anew each time; by functions that were imported by name, as in ``from random import
-random``, anew in each forward pass.
+in which order, and for how many samples; so they do where functions of torch were imported by name, as in
+``from torch import rand``. What Python's and numpy's generators are asked for is drawn from a generator that
+starts anew each time; by functions that were imported by name, anew in each forward pass.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from saturn_airflow.training import rng
 
@@ -255,6 +256,22 @@ class SwitchedOffRandomness:
             yield np.random, name, self._from_the_start(getattr(np.random, name), np.random.seed)
 
 
+class _ByName(TorchFunctionMode):
+    """Has stand-ins called for what they stand in for, by whatever name that is called.
+
+    :param stand_ins: by the functions of torch.
+    """
+
+    def __init__(self, stand_ins: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._stand_ins = stand_ins
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._stand_ins.get(func, func)(*args, **(kwargs or {}))
+
+
 #: What is switched off now; the last one counts.
 _switched_off: list[SwitchedOffRandomness] = []
 
@@ -281,6 +298,7 @@ def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRa
         draws is to begin with those in the same state: then they show whether the same is drawn.
     """
     what = SwitchedOffRandomness()
+    by_name: dict[Any, Callable[..., Any]] = {}
     with ExitStack() as patched:
         patched.callback(random.setstate, random.getstate())
         patched.callback(np.random.set_state, np.random.get_state())
@@ -291,7 +309,12 @@ def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRa
             else:  # it is inherited, or made when it is asked for
                 patched.callback(delattr, where, name)
             draw = stand_in if own_generators else _unless_by_own(stand_in, own)
-            setattr(where, name, what.noting(draw) if name in _BY_GENERATOR and where is not random else draw)
+            if name in _BY_GENERATOR and where is not random:
+                draw = what.noting(draw)
+            setattr(where, name, draw)
+            if where in (torch, torch.nn.functional):
+                by_name[own] = draw
+        patched.enter_context(_ByName(by_name))
         _switched_off.append(what)
         patched.callback(_switched_off.pop)
         yield what
