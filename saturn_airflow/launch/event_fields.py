@@ -120,6 +120,6 @@ def lacking(event: Mapping[str, Any]) -> str | None:
 
 
 def has_time(event: Mapping[str, Any]) -> bool:
-    """Whether it says when it happened."""
-    time: Any = event.get("time")
-    return _is_float(time) and math.isfinite(time)
+    """Whether it says when it happened; by a steady clock, too, but for earlier versions."""
+    moments: list[Any] = [event.get("time"), event.get("clock", 0.0)]
+    return all(_is_float(moment) and math.isfinite(moment) for moment in moments)

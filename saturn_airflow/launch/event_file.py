@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,11 +135,22 @@ def _parts_from_end(folder: Path) -> Iterator[bytes]:
                 yield b"\n" + lines
 
 
-def seconds_between(first: Event, then: Event) -> float:
+def seconds_between(first: Mapping[str, Any], then: Mapping[str, Any]) -> float:
     """Seconds between two events of a run, whatever has been done to the machine's clock."""
     # Runs of earlier versions have the time of day alone.
     by = "clock" if "clock" in first and "clock" in then else "time"
     return float(then[by] - first[by])
+
+
+def order(event: Event) -> float:
+    """By what events of one run are put in their order."""
+    return float(event["clock"] if "clock" in event else event["time"])
+
+
+def moment(event: Event, last: Event) -> float:
+    """When an event was, in seconds since the epoch, by the clock as it was at the run's ``last`` event: the
+    machine's may have been set in between."""
+    return float(last["time"]) - seconds_between(event, last)
 
 
 def _event(line: bytes) -> Event | None:

@@ -68,18 +68,21 @@ def time_on_devices(folder: str | Path, counts: Callable[[Run], bool] = Run.exis
         for event in events:
             if event["event"] == "leased" and since is None:
                 since = event
-                started.append(since["time"])
+                started.append(event_file.moment(since, events[-1]))
                 continue
             if since is not None and event["event"] == "launched":
                 before = held + event_file.seconds_between(since, event)
             if since is not None and (event["event"] == "gave_way" or event is events[-1]):
-                ended.append(event["time"])
+                ended.append(event_file.moment(event, events[-1]))
                 held += event_file.seconds_between(since, event)
                 since = None
         if since is not None:
-            ended.append(since["time"])
-    moments = {"started_at": min(started), "ended_at": max(ended)} if started else {}
-    return {**moments, "actual_seconds": held, "before_seconds": before} if started else {}
+            ended.append(event_file.moment(since, events[-1]))
+    if not started:
+        return {}
+    # A clock that was set back between two runs would have the first end last, or begin after the end.
+    moments = {"started_at": min(started[0], ended[-1] - held), "ended_at": ended[-1]}
+    return {**moments, "actual_seconds": held, "before_seconds": before}
 
 
 def result_of(folder: str | Path, end: Event) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def last_checkpoint(folder: str | Path) -> Event | None:
     for run in reversed(all_of(folder)):
         kinds = ("checkpoint", "refused")
         events = [event for kind in kinds for event in event_file.every(run.folder, kind)]
-        for event in sorted(events, key=lambda e: float(e["time"]), reverse=True):
+        for event in sorted(events, key=event_file.order, reverse=True):
             refused = refused or event["event"] == "refused"
             if event["event"] == "checkpoint" and not (refused and not Path(event["path"]).exists()):
                 return event

@@ -297,6 +297,11 @@ class SharingRules:
         """What ``job`` takes to write its checkpoint and leave."""
         return self.checkpoint if job.leaves_in is None else job.leaves_in
 
+    def was_just_stopped(self, job: SharedJob, now: float) -> bool:
+        """Whether ``job`` was stopped so lately that it is not stopped again."""
+        # A clock that was set back by a day must not have it stay for a day.
+        return job.stopped is not None and abs(now - job.stopped) < self.quiet
+
 
 def seconds_to_leave(checkpoint: float, step: float) -> float:
     """Seconds that a job takes from being told to leave until its devices are free.

@@ -17,6 +17,7 @@ from saturn_airflow.model import references
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.model.sharing import SharedCluster
 from saturn_airflow.operators.context import SweepContext, finite, home, sharing_rules
+from saturn_airflow.operators.shared_clock import PlansClock
 
 if TYPE_CHECKING:
     from saturn_airflow.sharing.broken_deadlines import LateDeadline
@@ -141,7 +142,6 @@ class DeadlineWatch:
 
     :param attempt: when the plan was made, in seconds since the epoch.
     :param function: the author's ``on_missed_deadline``.
-    :param ahead: seconds by which this machine's clock is ahead of that of who planned.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class DeadlineWatch:
         sweep: SweepContext,
         attempt: float,
         function: str | None,
-        ahead: float = 0.0,
+        clock: PlansClock | None = None,
     ) -> None:
-        self._ahead = ahead
+        self._clock = PlansClock() if clock is None else clock
         self._context, self._sweep, self._attempt, self._function = context, sweep, attempt, function
         self._ledger = home() / "sweeps" / ".active"
         self._looked = sweep.folder / f"deadline_{attempt}.looked"
@@ -183,7 +183,7 @@ class DeadlineWatch:
 
     def _look(self) -> None:
         try:
-            own = broken_now(self._sweep.key, self._ahead).own
+            own = broken_now(self._sweep.key, self._clock.ahead()).own
             told = _told_file(self._sweep, self._attempt)
             if (
                 own is not None
@@ -194,7 +194,7 @@ class DeadlineWatch:
             if own is None and not told.exists():
                 return
             expected, by_others = (own.end, bool(own.without)) if own else (None, False)
-            word = {"time": time.time(), "expected": expected, "by_others": by_others}
+            word = {"time": time.time() - self._clock.ahead(), "expected": expected, "by_others": by_others}
             self._context["ti"].xcom_push(LATE_KEY, finite(word))
             if own is not None:
                 _tell_once(self._context, self._sweep, own, self._function, self._attempt)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from saturn_airflow.model import formats, metrics
 from saturn_airflow.model.curves import Curve
 from saturn_airflow.operators.context import finite
+from saturn_airflow.operators.shared_clock import PlansClock
 
 if TYPE_CHECKING:
     from saturn_airflow.model.entries import PlanEntry
@@ -29,9 +30,10 @@ _CURVES = 6
 class Live:
     """How far a job has come, and the curves of its losses and metrics.
 
-    What is told has ``now`` (``time`` in seconds since the epoch, ``step``, ``total`` and ``stops_at`` in
-    steps, ``epoch`` from 0, ``loss``, ``lr``, ``samples_per_second``, ``eta_seconds`` from ``time`` to the
-    job's last step, and ``metrics``, the last of each) and ``curves`` (``[step, value]`` by metric).
+    What is told has ``now`` (``time`` in seconds since the epoch, by the clock of who planned, ``step``,
+    ``total`` and ``stops_at`` in steps, ``epoch`` from 0, ``loss``, ``lr``, ``samples_per_second``,
+    ``eta_seconds`` from ``time`` to the job's last step, and ``metrics``, the last of each) and ``curves``
+    (``[step, value]`` by metric).
 
     Telling holds up neither training nor the task that follows it: what Airflow does not take is dropped.
 
@@ -41,9 +43,13 @@ class Live:
     """
 
     def __init__(
-        self, push: Callable[[Any], object], about: Mapping[str, Any], stops_at: int | None = None
+        self,
+        push: Callable[[Any], object],
+        about: Mapping[str, Any],
+        stops_at: int | None = None,
+        clock: PlansClock | None = None,
     ) -> None:
-        self.push = push
+        self.push, self._clock = push, clock or PlansClock()
         self.about = {**formats.stamp("progress"), **about}
         self._curves: dict[str, Curve] = {}
         self._now: dict[str, Any] = {"stops_at": stops_at}
@@ -108,7 +114,8 @@ class Live:
     def told(self) -> dict[str, Any]:
         """What there is to tell."""
         curves = {name: curve.points() for name, curve in self._curves.items()}
-        return dict(finite({**self.about, "now": self._now, "curves": curves}))
+        now = {k: v - self._clock.ahead() if k == "time" else v for k, v in self._now.items()}
+        return dict(finite({**self.about, "now": now, "curves": curves}))
 
     def _tell(self, told: dict[str, Any]) -> None:
         # Airflow may be away, or the task no longer its own: the next word says more than this one.
@@ -119,7 +126,7 @@ class Live:
         return self._curves.setdefault(name, Curve())
 
 
-def live_of(ti: Any, entry: PlanEntry, folder: str | Path) -> Live:
+def live_of(ti: Any, entry: PlanEntry, folder: str | Path, clock: PlansClock | None = None) -> Live:
     """What the page is told of a job, with all that its runs in ``folder`` have said so far.
 
     :param ti: the task instance that follows it.
@@ -127,7 +134,7 @@ def live_of(ti: Any, entry: PlanEntry, folder: str | Path) -> Live:
     from saturn_airflow.launch import runs
 
     about = {"job": entry.name, "attempt": entry.attempt}
-    live = Live(lambda told: ti.xcom_push(PROGRESS_KEY, told), about, entry.most_batches)
+    live = Live(lambda told: ti.xcom_push(PROGRESS_KEY, told), about, entry.most_batches, clock)
     for run in runs.all_of(folder):
         live.hear(run.so_far())
     return live

@@ -24,16 +24,18 @@ class LeaseWait:
 
     def __init__(self, tags: Mapping[str, str]) -> None:
         self._tags = tags
-        self._asked_at: float | None = None
+        self._asked: Mapping[str, Any] | None = None
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Look at the next event."""
-        if event["event"] == "waiting" and self._asked_at is None:
-            self._asked_at = event["time"]
+        from saturn_airflow.launch import event_file
+
+        if event["event"] == "waiting" and self._asked is None:
+            self._asked = event
         elif event["event"] == "leased":
-            waited = 0.0 if self._asked_at is None else event["time"] - self._asked_at
+            waited = 0.0 if self._asked is None else event_file.seconds_between(self._asked, event)
             _tell("timing", LEASE_WAIT, 1000 * waited, self._tags)
-            self._asked_at = None
+            self._asked = None
 
 
 def tell_of_sweep(result: Mapping[str, Any], tags: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ from saturn_airflow.operators.context import SweepContext, use_techniques_folder
 from saturn_airflow.operators.deadline_watch import DeadlineWatch
 from saturn_airflow.operators.round_reserve import skip_reserve_after_last
 from saturn_airflow.operators.round_watch import over_file
-from saturn_airflow.operators.shared_clock import ahead_of_plan
+from saturn_airflow.operators.shared_clock import PlansClock
 from saturn_airflow.operators.train_task import TrainOperator
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class RoundTrainOperator(TrainOperator):
         if self.entry.pruned:
             self._prune(context)
         sweep = SweepContext.of(context, self.settings.group)
-        self.ahead = ahead_of_plan(sweep.folder, self.entry.ahead)
+        self.clock = PlansClock(sweep.folder, self.entry.ahead)
         self._over_file = over_file(sweep, self._round, self.entry.attempt)
         if self._is_round_over() and not self.entry.goes_on:
             self._wait_for_next(context)
         if self.entry.deadline is not None:
             function = self.settings.on_missed_deadline
-            self._deadline = DeadlineWatch(context, sweep, self.entry.attempt, function, ahead=self.ahead)
+            self._deadline = DeadlineWatch(context, sweep, self.entry.attempt, function, self.clock)
         try:
             told = super().execute(context)
         except AirflowFailException:
@@ -98,7 +98,7 @@ class RoundTrainOperator(TrainOperator):
         assert entry.batches is not None
         assert entry.planned_makespan is not None
         besides = entry.besides_seconds * (1 - event["step"] / entry.batches)
-        expected = event["time"] - self.ahead + event["eta_seconds"] + besides - entry.attempt
+        expected = event["time"] - self.clock.ahead() + event["eta_seconds"] + besides - entry.attempt
         strayed = policy.strayed(expected, entry.end, entry.planned_makespan)
         if strayed and not self._over_file.exists():
             self.log.info("Ends after %.0f s instead of %.0f: the round is over", expected, entry.end)
@@ -136,7 +136,7 @@ class RoundTrainOperator(TrainOperator):
         return super()._is_of_this_plan(run) or (goes_on is not None and run.spec.priority == goes_on)
 
     def _is_round_over(self) -> bool:
-        if self.entry.ends_at is not None and time.time() - self.ahead >= self.entry.ends_at:
+        if self.entry.ends_at is not None and time.time() - self.clock.ahead() >= self.entry.ends_at:
             return True
         return self._over_file is not None and self._over_file.exists()
 

@@ -34,3 +34,21 @@ def ahead_of_plan(folder: Path, planned_ahead: float | None) -> float:
     """
     own = None if planned_ahead is None else ahead_of(folder)
     return 0.0 if own is None or planned_ahead is None else own - planned_ahead
+
+
+class PlansClock:
+    """How far this machine's clock is ahead of that of who planned; asked again once somebody has set it.
+
+    :param folder: on the disk that both share; as :func:`ahead_of_plan` takes it, like ``planned_ahead``.
+    """
+
+    def __init__(self, folder: Path | None = None, planned_ahead: float | None = None) -> None:
+        self._folder, self._planned_ahead = folder, planned_ahead
+        self._off, self._ahead = float("inf"), 0.0
+
+    def ahead(self) -> float:
+        """The seconds by now."""
+        off = time.time() - time.monotonic()  # which nobody sets
+        if self._folder is not None and abs(off - self._off) > _SAME_SECONDS:
+            self._off, self._ahead = off, ahead_of_plan(self._folder, self._planned_ahead)
+        return self._ahead

@@ -41,6 +41,7 @@ from saturn_airflow.operators.plan_order import wait_for_those_before
 from saturn_airflow.operators.printed import OutputReader
 from saturn_airflow.operators.progress_in_log import ProgressLog
 from saturn_airflow.operators.retrying import TryAgainError, seconds_until_next_try
+from saturn_airflow.operators.shared_clock import PlansClock
 from saturn_airflow.operators.upstream_jobs import handed_on
 from saturn_airflow.plugin.links import MlflowRunLink
 
@@ -93,8 +94,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         self._outcome: Outcome | None = None
         self._decided: RestartDecision | None = None
         self._warnings: tuple[str, ...] = ()
-        #: Seconds by which this node's clock is ahead of that of who planned.
-        self.ahead = 0.0
+        self.clock = PlansClock()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train, or follow the training that an earlier try began.
@@ -271,7 +271,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
             goes_on_from=self._decision.goes_on_from,
             initial_weights=initial_weights.file_of(sweep.folder, job.init_from),
             claim=making_claims.claim(
-                entry, self.settings, sweep, anew=bool(self._decision.changes), ahead=self.ahead
+                entry, self.settings, sweep, anew=bool(self._decision.changes), ahead=self.clock.ahead()
             ),
             strategies=(*making_claims.strategies(entry), *entry.instead),
             warnings=self._warnings,
@@ -293,7 +293,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
         from saturn_airflow.launch import past_runs
 
         held = past_runs.time_on_devices(folder)
-        return {name: value - self.ahead * name.endswith("_at") for name, value in held.items()}
+        return {name: value - self.clock.ahead() * name.endswith("_at") for name, value in held.items()}
 
     def _push(self, context: Context, outcome: Outcome) -> None:
         """Say what has become of the job so far."""
@@ -331,7 +331,7 @@ class TrainOperator(ResumableJobMixin, FollowingOperator):
     def _pass_on(self, context: Context, run: Run) -> dict[str, Any] | None:
         """Tell MLflow and the log what the run says; how it ended, None if this task must go before that."""
         run.read_on()
-        live = live_of(context["ti"], self.entry, run.spec.folder)
+        live = live_of(context["ti"], self.entry, run.spec.folder, self.clock)
         budgets = self._budgets(context)
         waits = LeaseWait({"dag_id": context["ti"].dag_id, "node": self.entry.node})
         progress_log = ProgressLog(self.log, self.entry.node)

@@ -72,7 +72,8 @@ def _leaves_at(job: SharedJob, sweep: SharedSweep, others: SharedCluster, rules:
     if not sweep.preempt:
         return end
     # Who was stopped is not stopped again so soon, lest all its time go into checkpoints and starts.
-    told = others.now if job.stopped is None else max(others.now, job.stopped + rules.quiet)
+    just = rules.was_just_stopped(job, others.now)
+    told = max(others.now, (job.stopped or 0.0) + rules.quiet) if just else others.now
     return min(end, told + rules.seconds_to_leave(job))
 
 

@@ -51,8 +51,7 @@ class JobEntry:
 
     def may_stop(self, now: float, rules: SharingRules) -> bool:
         """Whether it may be told to give way: not again within a set time."""
-        stopped = self.job.stopped
-        return self.sweep.preempt and (stopped is None or now - stopped >= rules.quiet)
+        return self.sweep.preempt and not rules.was_just_stopped(self.job, now)
 
 
 @dataclass

@@ -190,7 +190,7 @@ def _stay(
 ) -> float:
     ways = [way for node in nodes for way in job.job.ways.get(node.kind, ())[:1]]
     stay = max((way.seconds(job.left) for way in ways), default=0.0)
-    if not sweep.preempt or (job.stopped is not None and now - job.stopped < rules.quiet):
+    if not sweep.preempt or rules.was_just_stopped(job, now):
         return stay
     # One that would be done soon is not stopped: it has to have several times what stopping costs to go.
     leaving = rules.seconds_to_leave(job)

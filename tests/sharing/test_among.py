@@ -151,6 +151,10 @@ def test_a_plan_knows_when_devices_are_free_of_what_others_run() -> None:
     quiet = replace(gives_way.jobs[0], stopped=NOW - RULES.quiet + 100)
     again = replace(cluster, sweeps=(replace(gives_way, jobs=(quiet,)),))
     assert around(problem, again, RULES).free["b"] == (140, 0)
+    # It was stopped before its node's clock was set back.
+    ahead = replace(again.sweeps[0], jobs=(replace(quiet, stopped=NOW + 86400), gives_way.jobs[1]))
+    again = replace(cluster, sweeps=(stays, ahead))
+    assert around(problem, again, RULES).free["b"] == (40, 8)
     leaving = replace(gives_way.jobs[0], leaving=NOW + 7)
     again = replace(cluster, sweeps=(replace(gives_way, jobs=(leaving,)),))
     assert around(problem, again, RULES).free["b"] == (7, 0)

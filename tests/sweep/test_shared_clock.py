@@ -19,8 +19,9 @@ from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
 from saturn_airflow.operators import making_claims
 from saturn_airflow.operators.context import SweepContext
+from saturn_airflow.operators.live import Live
 from saturn_airflow.operators.round_train import RoundTrainOperator
-from saturn_airflow.operators.shared_clock import ahead_of, ahead_of_plan
+from saturn_airflow.operators.shared_clock import PlansClock, ahead_of, ahead_of_plan
 from saturn_airflow.operators.train_task import TrainOperator
 
 NODE = Node("n", 1, kind="cpu")
@@ -83,13 +84,40 @@ def test_a_clock_that_differs_is_no_job_that_strays(
     assert not operator._is_round_over()
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, -86400.0])
+def test_a_clock_that_is_set_while_a_job_trains_ends_no_round_and_keeps_none(
+    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
+    monkeypatch.setattr(TrainOperator, "execute", lambda *_: {})
+    monkeypatch.setattr(RoundTrainOperator, "_skip_reserve", lambda *_: None)
+    operators = [operator_of(ends_at=NOW() + seconds) for seconds in (600.0, 1.0)]
+    for operator in operators:
+        operator.execute(context())
+        assert not operator.must_let_go()
+    monkeypatch.setattr(time, "time", lambda: NOW() + jump)
+    time.sleep(1.0)
+    assert [operator.must_let_go() for operator in operators] == [False, True]
+    for step in range(1, 12):
+        operators[0].watch({"event": "step", "step": step, "eta_seconds": 100.0, "time": time.time()})
+    assert not operators[0]._is_round_over()
+
+
+def test_pages_are_told_of_progress_by_the_clock_of_the_plan(ahead: float, tmp_path: Path) -> None:
+    live = Live(lambda told: None, {}, clock=PlansClock(tmp_path, 0.0))
+    live.hear([{"event": "step", "step": 1, "epoch": 0, "loss": 1.0, "time": time.time()}])
+    assert live.told()["now"]["time"] == pytest.approx(NOW(), abs=2.0)
+
+
 def test_what_others_and_reports_are_told_is_by_one_clock(ahead: float, tmp_path: Path) -> None:
     """All who wait at a node go by its clock; the report goes by that of the plan."""
     sweep = SweepContext.of(context(), "s")
     operator = operator_of(arrived=NOW() - 10, alone=5.0, deadline=NOW() + 50)
-    operator.ahead = ahead_of_plan(sweep.folder, 0.0)
-    assert operator.ahead == pytest.approx(ahead, abs=1.0)
-    claim = making_claims.claim(operator.entry, operator.settings, sweep, anew=True, ahead=operator.ahead)
+    operator.clock = PlansClock(sweep.folder, 0.0)
+    assert operator.clock.ahead() == pytest.approx(ahead, abs=1.0)
+    claim = making_claims.claim(
+        operator.entry, operator.settings, sweep, anew=True, ahead=operator.clock.ahead()
+    )
     assert claim is not None
     assert claim.sweep.arrived == pytest.approx(time.time() - 10, abs=2.0)
     assert claim.sweep.deadline == pytest.approx(time.time() + 50, abs=2.0)

@@ -98,7 +98,8 @@ def test_airflows_metrics_get_lease_waits_busy_devices_and_the_plans_error(
     tags = {"dag_id": "d", "node": "gpu-a"}
     waits = LeaseWait(tags)
     for event, at in (("waiting", 10.0), ("waiting", 11.0), ("leased", 12.5), ("step", 13.0)):
-        waits.hear({"event": event, "time": at})
+        # The clock is set back by an hour as it waits.
+        waits.hear({"event": event, "time": at - 3600 * (at > 11), "clock": 100 + at})
     LeaseWait(tags).hear({"event": "leased", "time": 1.0})
     whole = {"failed": [], "utilisation": 0.8, "planned_seconds": 10.0, "actual_seconds": 12.0}
     tell_of_sweep(whole, {"dag_id": "d"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -184,14 +185,34 @@ def _after(number: int) -> Callable[[Run], bool]:
     return lambda run: run.spec.try_number > number
 
 
-def test_a_clock_that_jumps_costs_a_job_no_time_on_devices(tmp_path: Path) -> None:
-    spec = spec_for(tmp_path, small_job("slow", batches=20))
+@pytest.mark.parametrize("jump", [3600.0, -86400.0])
+def test_a_clock_that_jumps_costs_a_job_no_time_on_devices(tmp_path: Path, jump: float) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=20), checkpoint_seconds=0.1)
     _, _, events = finish(spec)
-    held = past_runs.time_on_devices(spec.folder)["actual_seconds"]
-    assert 0.4 < held <= events[-1]["clock"] - events[0]["clock"] + 0.001
+    before, saved = past_runs.time_on_devices(spec.folder), past_runs.last_checkpoint(spec.folder)
+    assert 0.4 < before["actual_seconds"] <= events[-1]["clock"] - events[0]["clock"] + 0.001
     (path,) = Path(spec.folder).glob("runs/*/events.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(event["event"] == "checkpoint" for event in lines) > 1
     for event in lines[len(lines) // 2 :]:
-        event["time"] += 86400
+        event["time"] += jump
     path.write_text("".join(json.dumps(event) + "\n" for event in lines))
-    assert past_runs.time_on_devices(spec.folder)["actual_seconds"] == held
+    held = past_runs.time_on_devices(spec.folder)
+    assert held["actual_seconds"] == before["actual_seconds"]
+    assert held["ended_at"] - held["started_at"] == pytest.approx(before["ended_at"] - before["started_at"])
+    last = past_runs.last_checkpoint(spec.folder)
+    assert last is not None
+    assert saved is not None
+    assert last["step"] == saved["step"]
+
+
+def test_a_clock_that_is_set_back_between_two_runs_has_none_end_before_it_began(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, small_job("slow", batches=20))
+    finish(spec)
+    finish(dataclasses.replace(spec, job=small_job("slow", batches=40)))
+    first, _ = sorted(Path(spec.folder).glob("runs/*/events.jsonl"))
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    first.write_text("".join(json.dumps({**event, "time": event["time"] + 3600}) + "\n" for event in lines))
+    held = past_runs.time_on_devices(spec.folder)
+    assert held["ended_at"] < time.time() + 60
+    assert held["ended_at"] - held["started_at"] >= held["actual_seconds"] - 0.001
