@@ -33,13 +33,17 @@ def skip_rounds_after(context: Context, settings: SweepSettings, number: int) ->
         log.warning("The rounds after this one are not skipped yet: %s", error)
 
 
-def skip_reserve_after_last(context: Context, settings: SweepSettings, number: int, node: str) -> None:
-    """Have Airflow skip the round in reserve and what would call for it, if all other training has ended.
+def skip_watch_after_last(
+    context: Context, settings: SweepSettings, number: int, node: str, reserve: bool
+) -> None:
+    """Have Airflow skip the watch of round ``number``, if all other training in it has ended.
 
+    The report would wait for its next look, which is an hour away where a clock was set back by that.
     The same holds as for :func:`skip_rounds_after`. Airflow is asked for a number first: that of each task's
     state by all tasks would grow with the square of the jobs.
 
-    :param context: of the task that trains on ``node`` in round ``number``, and is about to end.
+    :param context: of the task that trains on ``node`` in that round, and is about to end.
+    :param reserve: whether to skip the rounds after it, too: only the one in reserve is left.
     """
     ti: Any = context["ti"]
     watch = ti.task_id.removesuffix(f"train.{node}") + "watch"
@@ -57,12 +61,13 @@ def skip_reserve_after_last(context: Context, settings: SweepSettings, number: i
             wanted = states.pop(f"{ti.task_id}_{ti.map_index}", None) == TaskInstanceState.RUNNING
             if not (wanted and all(_is_over(ti, key, state) for key, state in states.items())):
                 return
-            skip_tasks([watch, *_rounds_after(context, settings, number)])
-            if not looks or time.monotonic() > until:
+            skip_tasks([watch, *(_rounds_after(context, settings, number) if reserve else ())])
+            # The next round must not wait for a look at this one.
+            if not (looks and reserve) or time.monotonic() > until:
                 return
             time.sleep(0.3)
     except Exception as error:  # of Airflow's API
-        log.warning("The round in reserve is not skipped yet: %s", error)
+        log.warning("%s is not skipped yet: %s", watch, error)
 
 
 def _rounds_after(context: Context, settings: SweepSettings, number: int) -> list[str]:

@@ -16,7 +16,7 @@ from saturn_airflow.model.outcomes import Outcome
 from saturn_airflow.model.status import Status
 from saturn_airflow.operators.context import SweepContext, use_techniques_folder
 from saturn_airflow.operators.deadline_watch import DeadlineWatch
-from saturn_airflow.operators.round_reserve import skip_reserve_after_last
+from saturn_airflow.operators.round_reserve import skip_watch_after_last
 from saturn_airflow.operators.round_watch import over_file
 from saturn_airflow.operators.shared_clock import PlansClock
 from saturn_airflow.operators.train_task import TrainOperator
@@ -71,8 +71,10 @@ class RoundTrainOperator(TrainOperator):
 
     def _skip_reserve(self, context: Context) -> None:
         """Let the sweep end without the round in reserve, where this is the last and no node was lost."""
-        if self._round == self.settings.rounds.most < self.settings.last_round and not self._is_round_over():
-            skip_reserve_after_last(context, self.settings, self._round, self.node["name"])
+        most = self.settings.rounds.most
+        if self._round <= most < self.settings.last_round:
+            reserve = self._round == most and not self._is_round_over()
+            skip_watch_after_last(context, self.settings, self._round, self.node["name"], reserve)
 
     def submit_job(self, context: Context) -> str:
         """The run that goes on from the round before, or a new one."""

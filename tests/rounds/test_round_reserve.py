@@ -29,7 +29,7 @@ from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.others import OTHERS_KEY
 from saturn_airflow.operators.plan_task import PlanOperator
 from saturn_airflow.operators.retrying import TryAgainError
-from saturn_airflow.operators.round_reserve import skip_reserve_after_last
+from saturn_airflow.operators.round_reserve import skip_watch_after_last
 from saturn_airflow.operators.round_watch import RoundWatchOperator, over_file
 from saturn_airflow.operators.train_task import TrainOperator
 
@@ -83,8 +83,8 @@ def settings(**more: Any) -> SweepSettings:
     return SweepSettings(cluster=TWO, group="sweep", planning_seconds=1.0, **more)
 
 
-def end(found: Any) -> None:
-    skip_reserve_after_last(found, settings(), 1, "gpu-a")
+def end(found: Any, reserve: bool = True) -> None:
+    skip_watch_after_last(found, settings(), 1, "gpu-a", reserve)
 
 
 @pytest.mark.parametrize("last", ["success", "failed", "skipped", "upstream_failed"])
@@ -125,6 +125,16 @@ def test_a_watch_that_looks_just_now_is_skipped_after_its_look(skipped: list[lis
     assert len(skipped) == 3
 
 
+def test_in_rounds_before_the_last_the_watch_alone_is_skipped_and_waited_for_by_nobody(
+    skipped: list[list[str]],
+) -> None:
+    """Its next look may be far away, where a clock was set back, and the report waits for it."""
+    states: dict[str, str | None] = {f"{ON_A}_0": "running", f"{ON_B}_0": "success"}
+    end(context({**states, "sweep.watch": "up_for_reschedule"}), reserve=False)
+    end(context({**states, "sweep.watch": "running"}), reserve=False)
+    assert skipped == [["sweep.watch"], ["sweep.watch"]]
+
+
 def test_what_is_asked_of_airflow_grows_with_the_jobs_and_not_with_their_square(
     skipped: list[list[str]],
 ) -> None:
@@ -152,7 +162,7 @@ def test_what_is_asked_of_airflow_grows_with_the_jobs_and_not_with_their_square(
 
             found["ti"].get_ti_count = partial(counted, count)
             found["ti"].get_task_states = partial(counted, ask)
-            skip_reserve_after_last(found, settings(), 1, found["ti"].task_id.rpartition(".")[2])
+            skip_watch_after_last(found, settings(), 1, found["ti"].task_id.rpartition(".")[2], True)
         return requests, states
 
     small, large = answered(20), answered(200)
@@ -176,10 +186,13 @@ def entry_of(name: str, **fields: Any) -> PlanEntry:
     return PlanEntry.from_dict({**known, **place, **when, **fields})
 
 
-def train(monkeypatch: pytest.MonkeyPatch, end: Exception | None, *, number: int | None, most: int) -> bool:
-    """Whether a task asks for the reserve to be skipped that ends so, in a round of so many."""
+def train(
+    monkeypatch: pytest.MonkeyPatch, end: Exception | None, *, number: int | None, most: int
+) -> bool | None:
+    """Whether a task that ends so, in a round of so many, asks for the reserve to be skipped with the watch;
+    None where it does not ask for the watch either."""
     asked: list[Any] = []
-    monkeypatch.setattr(round_train, "skip_reserve_after_last", lambda *told: asked.append(told))
+    monkeypatch.setattr(round_train, "skip_watch_after_last", lambda *told: asked.append(told))
 
     def execute(self: Any, context: Any) -> dict[str, Any]:
         if end is not None:
@@ -196,7 +209,7 @@ def train(monkeypatch: pytest.MonkeyPatch, end: Exception | None, *, number: int
     found: Any = {"ti": SimpleNamespace(dag_id="dag", run_id="run")}
     with nullcontext() if end is None else pytest.raises(type(end)):
         operator.execute(found)
-    return bool(asked)
+    return asked[0][-1] if asked else None
 
 
 @pytest.mark.usefixtures("home")
@@ -205,9 +218,9 @@ def test_the_reserve_is_skipped_from_the_last_round_that_was_asked_for(
 ) -> None:
     assert train(monkeypatch, None, number=None, most=1)
     assert train(monkeypatch, AirflowFailException("its own fault"), number=None, most=1)
-    assert not train(monkeypatch, TryAgainError("it is tried again"), number=None, most=1)
-    assert not train(monkeypatch, None, number=2, most=1)
-    assert not train(monkeypatch, None, number=1, most=2)
+    assert train(monkeypatch, TryAgainError("it is tried again"), number=None, most=1) is None
+    assert train(monkeypatch, None, number=2, most=1) is None
+    assert train(monkeypatch, None, number=1, most=2) is False
     assert train(monkeypatch, None, number=2, most=2)
 
 
