@@ -43,6 +43,7 @@ from saturn_airflow.operators.lost_jobs import why_lost
 from saturn_airflow.operators.pruning import prune
 from saturn_airflow.operators.report_table import table, why_ended
 from saturn_airflow.operators.round_report import at_last, of_rounds
+from saturn_airflow.operators.shared_clock import ahead_of_plan
 from saturn_airflow.plugin.links import MlflowRunLink
 from saturn_airflow.profiling.fingerprints import fingerprint, speed_versions
 
@@ -102,7 +103,8 @@ class ReportOperator(BaseOperator):
             for key in ("plan", "unplanned", "profiling")
         )
         outcomes, last_entries = at_last(context["ti"], self.plan_tasks, self.train_tasks)
-        for node, seconds in ahead(outcomes, time.time()).items():
+        now = _now(sweep, last_entries)
+        for node, seconds in ahead(outcomes, now).items():
             self.log.warning(_AHEAD, node, seconds)
         names = [job.name for job in jobs]
         if not planned:
@@ -119,7 +121,7 @@ class ReportOperator(BaseOperator):
         every = with_last_checkpoints(sweep, every, self._readable)
         result |= self._against_plan(context, planned, outcomes, made)
         started = pull_from_trials(context, self.settings.trials_task, "started")
-        result |= stages(profiling, time.time() - started)
+        result |= stages(profiling, _now(sweep, last_entries) - started)
         errors = self._errors(context, sweep, planned, outcomes)
         speeds = actual_speeds(outcomes, last_entries)
         result["drifted"] = drifted(speeds, jobs)
@@ -153,10 +155,10 @@ class ReportOperator(BaseOperator):
         """How far the first plan's estimates were off, as the tag by which later sweeps know."""
         from saturn_airflow.tracking import error_history
 
-        if ahead(outcomes, time.time()):
-            return {}  # their gaps would be those of clocks
         first = context["ti"].xcom_pull(task_ids=self.plan_tasks[0], key="return_value", map_indexes=-1)
         entries = {entry.name: entry for entry in map(PlanEntry.from_dict, first or ())}
+        if ahead(outcomes, _now(sweep, list(entries.values()))):
+            return {}  # their gaps would be those of clocks
         fresh = bool(((planned or {}).get("promise") or {}).get("fresh", True))
         asked = promises.asked_in(outcomes, entries, (planned or {}).get("asks_in", 0.0))
         return error_history.tag(promises.errors_of(sweep.key, outcomes, entries), fresh, asked)
@@ -334,6 +336,12 @@ def summarize(
         "device_hours": busy / 3600,
         **estimate_errors(outcomes),
     }
+
+
+def _now(sweep: SweepContext, entries: Sequence[PlanEntry]) -> float:
+    """Seconds since the epoch by the clock as it was when the plan was made, by which outcomes are told."""
+    planned_ahead = entries[0].ahead if entries else None
+    return time.time() - ahead_of_plan(sweep.folder, planned_ahead)
 
 
 def ahead(outcomes: Sequence[Outcome], now: float) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -9,17 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 
 from saturn_airflow import Cluster, HParams, Job, Node
 from saturn_airflow.launch.runs import RunSpec
 from saturn_airflow.model.entries import PlanEntry
-from saturn_airflow.model.outcomes import Outcome
+from saturn_airflow.model.outcomes import Outcome, TrainedSpeed
 from saturn_airflow.model.rounds import Rounds
 from saturn_airflow.model.settings import SweepSettings
-from saturn_airflow.operators import making_claims
+from saturn_airflow.operators import making_claims, report_task
 from saturn_airflow.operators.context import SweepContext
 from saturn_airflow.operators.live import Live
+from saturn_airflow.operators.report_task import ReportOperator
 from saturn_airflow.operators.round_train import RoundTrainOperator
 from saturn_airflow.operators.shared_clock import PlansClock, ahead_of, ahead_of_plan
 from saturn_airflow.operators.train_task import TrainOperator
@@ -133,6 +136,21 @@ def test_what_others_and_reports_are_told_is_by_one_clock(ahead: float, tmp_path
     held = Outcome.of(operator.entry, "finished", held=operator._held(sweep.job_folder("a"))).held
     assert held is not None
     assert (held.started_at, held.actual_seconds) == pytest.approx((NOW(), 1.0), abs=2.0)
+
+
+def test_a_report_s_clock_that_was_set_since_the_plan_is_no_error_of_estimates(ahead: float) -> None:
+    entry, cluster = operator_of().entry, Cluster(NODE)
+    settings = SweepSettings(cluster=cluster, group="s")
+    with DAG("d"):
+        report = ReportOperator(task_id="t", settings=settings, plan_tasks=["p"], train_tasks=["t"])
+    found = context()
+    found["ti"].xcom_pull = lambda **_: [entry.to_dict()]
+    held = {"started_at": entry.attempt - 5, "ended_at": entry.attempt, "actual_seconds": 5.0}
+    speed = TrainedSpeed(batches=20, seconds_per_batch=0.2)
+    outcome = dataclasses.replace(Outcome.of(entry, "finished", held=held), speed=speed, steps=20)
+    assert report._errors(found, SweepContext.of(found, "s"), {}, [outcome])
+    result = report_task.stages(None, report_task._now(SweepContext.of(found, "s"), [entry]) - NOW())
+    assert result["sweep_seconds"] == pytest.approx(0.0, abs=2.0)
 
 
 def test_clocks_that_agree_are_not_corrected(tmp_path: Path) -> None:
