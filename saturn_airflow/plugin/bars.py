@@ -180,7 +180,7 @@ def read_rounds(record: Record, group: str, now: float) -> list[Round]:
         held: set[Device] = set()
         freed: dict[Device, float] = {}
         for bar in bars:
-            _find_status(bar, held, freed, record.is_live, now)
+            _find_status(bar, held, freed, record.is_live, made_at, now)
             if bar.is_going:
                 held.update(bar.devices)
             if bar.end is not None:
@@ -232,7 +232,7 @@ def _outcomes(
 
 
 def _find_status(
-    bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live: bool, now: float
+    bar: Bar, held: set[Device], freed: Mapping[Device, float], is_live: bool, made_at: float, now: float
 ) -> None:
     """Set a bar's status, and when it ran.
 
@@ -245,9 +245,9 @@ def _find_status(
             bar.status = "waiting for devices"
             return
         bar.status = "running"
-        bar.start = _start_of(
-            bar, max([task.start or now, *(freed.get(device, 0.0) for device in bar.devices)])
-        )
+        # A task's start is told by its node, whose clock may be another.
+        began = min(now, max(made_at, task.start or now))
+        bar.start = _start_of(bar, max([began, *(freed.get(device, 0.0) for device in bar.devices)]))
         bar.end = max(now, bar.start)
         bar.held = bar.end - bar.start
     elif outcome and (task is None or task.state in ENDED):

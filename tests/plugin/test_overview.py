@@ -48,6 +48,13 @@ def test_a_running_task_whose_device_is_held_waits() -> None:
     assert run.job("second")["bars"][0]["actual"] is None
 
 
+def test_a_node_whose_clock_is_an_hour_off_has_no_bar_of_an_hour() -> None:
+    for start, actual in ((3610, [100, 100]), (-2590, [0, 100])):
+        (run := Run()).plan(on("first", 5, 55))
+        run.train(0, "running", "first", start=MADE + start)
+        assert run.job("first")["bars"][0]["actual"] == actual
+
+
 def test_a_task_that_has_not_run_is_found_by_its_place_in_the_plan() -> None:
     run = Run()
     run.plan(on("b", 0, 50), on("a", 0, 40, [1]), on("c", 50, 60))
