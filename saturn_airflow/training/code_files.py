@@ -32,8 +32,8 @@ class CodeFiles:
         """Of each Python module of the job's own, by its name, what its file was when it was first seen."""
         for name in set(sys.modules) - self._seen:
             self._seen.add(name)
-            file = getattr(sys.modules.get(name), "__file__", None)
-            if not isinstance(file, str) or not file.endswith(".py") or name.startswith(_NOT_OF_JOBS):
+            file = own_classes.file_of(name)
+            if file is None or not file.endswith(".py") or name.startswith(_NOT_OF_JOBS):
                 continue
             if own_classes.is_own(name) and not file.startswith(_PYTHONS):
                 with suppress(OSError):

@@ -408,8 +408,14 @@ def seen(value: Any, memo: dict[int, Any], deep: int = _DEEP) -> Any:
         parts = [("", part) for part in itertools.islice(value, _LOOKED_AT)]
     else:
         parts = list(itertools.islice(getattr(value, "__dict__", {}).items(), _LOOKED_AT))
-    length = len(value) if isinstance(value, Sized) else 0
-    return [length, *((key, seen(part, memo, deep - 1)) for key, part in parts)]
+    return [_length(value), *((key, seen(part, memo, deep - 1)) for key, part in parts)]
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value) if isinstance(value, Sized) else 0
+    except Exception:  # its class may refuse to say
+        return 0
 
 
 def _reduced(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ _READING = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"})
 
 
 def _names_in_code(name: str) -> frozenset[str]:
-    return _names_read(name, getattr(sys.modules[name], "__file__", None))
+    return _names_read(name, own_classes.file_of(name))
 
 
 @functools.cache
@@ -90,9 +91,9 @@ def _names_read(name: str, file: str | None) -> frozenset[str]:
     """The names that the code of a Python module reads, those of attributes, too; :data:`_EVERYTHING` where
     there is no bytecode to be had.
     """
-    spec = getattr(sys.modules[name], "__spec__", None)
+    spec = inspect.getattr_static(sys.modules[name], "__spec__", None)
     try:
-        code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+        code = spec.loader.get_code(spec.name)
     except Exception:  # loaders may be anybody's
         code = None
     if code is None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from saturn_airflow.launch.request import TrainRequest
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
 from saturn_airflow.training.code_files import CodeFiles
 from saturn_airflow.training.loop import train
+from saturn_airflow.training.optim import own_classes
 from saturn_airflow.training.ranks import Ranks
+from saturn_airflow.training.used_modules import python_modules
 
 MODEL = """
 from helper_of_edited import P
@@ -35,6 +39,21 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "helper_of_edited.py").write_text(HELPER)
     monkeypatch.syspath_prepend(str(folder))
     return folder
+
+
+class LazyModule(types.ModuleType):
+    """Imports another when it is asked for what it lacks, as speechbrain's do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("package_that_is_not_there"), name)
+
+
+def test_no_module_is_asked_for_what_it_would_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lazy_module", LazyModule("lazy_module"))
+    assert "lazy_module" not in CodeFiles().digests()
+    assert own_classes.is_own("lazy_module")
+    lazy = Job("lazy", load_model="lazy_module:net", load_dataloader="d:d", loss_function="l:l")
+    assert "lazy_module" in python_modules(lazy, torch.nn.Linear(1, 1))
 
 
 def test_what_counts_is_the_file_that_was_imported(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

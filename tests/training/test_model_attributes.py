@@ -63,6 +63,19 @@ def test_modules_and_functions_that_take_the_place_of_others_are_told() -> None:
     assert why_not["2"].startswith("it was not there, and is a Linear by now")
 
 
+class OfNoLength(tuple[int, ...]):
+    """As e3nn's irreps are."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_what_has_no_length_is_kept_as_it_is() -> None:
+    model = nn.Linear(1, 1)
+    model.irreps = OfNoLength((1, 2))  # type: ignore[assignment]
+    assert ModelAttributes(model, CPU).values() == ({}, {})
+
+
 def test_a_tensor_in_the_memory_of_the_host_stays_there_when_its_job_goes_on() -> None:
     """Beside a model on a GPU, for which the device without data stands in."""
     gpu = torch.device("meta")

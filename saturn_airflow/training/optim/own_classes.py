@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -89,8 +90,14 @@ def is_library(module: str) -> bool:
 @functools.cache
 def is_installed(module: str) -> bool:
     """Whether it is where pip puts packages, or Debian's pip, as in NVIDIA's containers."""
-    parts = Path(str(getattr(sys.modules.get(module), "__file__", ""))).parts
+    parts = Path(file_of(module) or "").parts
     return "site-packages" in parts or "dist-packages" in parts
+
+
+def file_of(module: str) -> str | None:
+    """The file of an imported Python module; one that stands for another would import that when asked."""
+    file = inspect.getattr_static(sys.modules.get(module), "__file__", None)
+    return file if isinstance(file, str) else None
 
 
 def name_of(kind: type) -> str:
