@@ -104,20 +104,12 @@ class State:
 
     def optimizer_tensors(self) -> Tensors:
         """The optimizer's state of each parameter, as far as it is tensors with dimensions."""
-        return {
-            f"optimizer.{name}.{key}": storing.stored(value)
-            for name, key, value in self._optimizer_entries()
-            if isinstance(value, torch.Tensor) and value.ndim
-        }
+        return {name: storing.stored(tensor) for name, tensor in self._kept_as_tensors().items()}
 
     def dtypes(self) -> dict[str, str]:
         """What the tensors' numbers are, by the names of the tensors."""
-        tensors = {
-            f"optimizer.{name}.{key}": value
-            for name, key, value in self._optimizer_entries()
-            if isinstance(value, torch.Tensor) and value.ndim
-        }
-        return {name: _dtype_name(tensor.dtype) for name, tensor in {**self._model(), **tensors}.items()}
+        tensors = {**self._model(), **self._kept_as_tensors()}
+        return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
 
     def optimizer_numbers(self) -> dict[str, dict[str, Any]]:
         """The optimizer's state of each parameter, as far as it is no tensors with dimensions; JSON-ready.
@@ -126,7 +118,7 @@ class State:
         """
         numbers: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
-            if not isinstance(value, torch.Tensor) or not value.ndim:
+            if not _has_dimensions(value):
                 what = f"what the optimizer keeps of {name!r} as {key!r}"
                 numbers.setdefault(name, {})[key] = plain_values.encode(value, what)
         return numbers
@@ -203,6 +195,10 @@ class State:
         tensors = {**self._parameters, **buffers}
         return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
+    def _kept_as_tensors(self) -> Tensors:
+        entries = self._optimizer_entries()
+        return {f"optimizer.{name}.{key}": value for name, key, value in entries if _has_dimensions(value)}
+
     def _optimizer_entries(self) -> Iterator[tuple[str, str, Any]]:
         for name, parameter in self._parameters.items():
             if parameter in self._optimizer.state:
@@ -218,7 +214,7 @@ def refuse_unsaved(optimizer: torch.optim.Optimizer) -> None:
     for of, kept in optimizer.state.items():
         of_parameter = isinstance(of, torch.Tensor)
         for key, value in (kept if of_parameter else {of: kept}).items():
-            if not (of_parameter and isinstance(value, torch.Tensor) and value.ndim):
+            if not (of_parameter and _has_dimensions(value)):
                 plain_values.encode(value, f"what the optimizer keeps as {key!r}")
 
 
@@ -253,5 +249,6 @@ def _laid_out_like(parameter: torch.nn.Parameter, state: torch.Tensor) -> torch.
     return torch.empty_like(parameter.detach(), dtype=state.dtype).copy_(state)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _has_dimensions(value: Any) -> bool:
+    """Whether a checkpoint keeps ``value`` as a tensor; what has none is a number in it."""
+    return isinstance(value, torch.Tensor) and value.ndim > 0
