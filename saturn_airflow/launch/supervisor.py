@@ -296,7 +296,7 @@ class Supervisor:
         began, ready_seconds = time.monotonic(), list[float]()
 
         def launch_ranks(what: Any, asker_is_alive: Callable[[], bool]) -> Any:
-            call, seconds = what
+            call, ranks, seconds = what
             ready_seconds.append(time.monotonic() - began)
             clock = TrialClock(seconds)
 
@@ -315,11 +315,11 @@ class Supervisor:
                     raise RanksFailedError(failure)
                 return self._poll(clock.setting_up)
 
-            self.emit({"event": "launched", "ranks": spec.devices})
+            self.emit({"event": "launched", "ranks": ranks})
             try:
                 return launching.launch_ranks(
                     call,
-                    spec.devices,
+                    ranks,
                     device_type="cpu" if spec.kind == "cpu" else "cuda",
                     threads=devices.threads_per_device(spec.slots),
                     technique=spec.technique,

@@ -170,10 +170,10 @@ class Session:
         if self._spec.job.trainer or left <= 0:
             return {}
         try:
-            ranks = self._launch(launching.pack(_LENGTH, self.request({}, None)), left)
+            (rank,) = self._launch(launching.pack(_LENGTH, self.request({}, None)), left, ranks=1)
         except RanksFailedError:
             return {}
-        return {"batches_per_epoch": ranks[0]["value"]}
+        return {"batches_per_epoch": rank["value"]}
 
     def verdict(self, parameters: Parameters) -> str:
         """What the guard says of ``parameters``; it is asked now where it was not yet.
@@ -302,17 +302,19 @@ class Session:
         self._plain_file.write(ranks[0]["value"].get("plain_steps", b""))
         return ranks
 
-    def _launch(self, call: bytes, seconds: float | None = None) -> list[dict[str, Any]]:
+    def _launch(
+        self, call: bytes, seconds: float | None = None, ranks: int | None = None
+    ) -> list[dict[str, Any]]:
         began = time.monotonic()
-        answer = self._link.request((call, seconds))
+        answer = self._link.request((call, ranks or self._spec.devices, seconds))
         if isinstance(answer, Failure):
             if seconds is not None:
                 self._deadline += max(0.0, time.monotonic() - began - seconds)
             raise RanksFailedError(answer)
-        ranks: list[dict[str, Any]] = answer
+        results: list[dict[str, Any]] = answer
         # Who is told so in there saves what there is and returns, as if it had come to the end.
-        self._told_to_stop = self._told_to_stop or any(rank["told_to_stop"] for rank in ranks)
-        return ranks
+        self._told_to_stop = self._told_to_stop or any(rank["told_to_stop"] for rank in results)
+        return results
 
 
 def trains_by_itself(technique: library.BaseTechnique) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from cells import job
 
 from saturn_airflow import library
-from saturn_airflow.launch import devices
+from saturn_airflow.launch import devices, event_file
 from saturn_airflow.launch.failures import Failure, RanksFailedError
 from saturn_airflow.launch.request import Measure
 from saturn_airflow.model.cluster import Node
@@ -167,3 +167,41 @@ def test_a_real_trial_finds_parameters_or_a_reason(technique: str, devices: int,
     parameters = dict(estimate.parameters)
     assert parameters.pop("cuts", None) == ([2] if technique == "pipeline" else None)
     assert parameters in list(library.get(technique).candidates(a_job, devices))
+
+
+BY_ITSELF = """
+from saturn_airflow import BaseTechnique
+
+
+class ByItself(BaseTechnique):
+    def search(self, job, devices, session):
+        return {}, 0.25
+
+    def execute(self, job, devices, session, parameters, batch_count=None):
+        pass
+"""
+
+
+@pytest.mark.ranks
+def test_one_device_counts_the_batches_for_a_technique_that_measures_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "techniques").mkdir()
+    (tmp_path / "techniques" / "by_itself.py").write_text(BY_ITSELF)
+    trial = Trial(
+        job=job(hparams=HParams(batch_size=6)),
+        technique="by_itself",
+        devices=2,
+        node="here",
+        covers=("cell",),
+        fingerprint="f",
+    )
+    estimate = measure(
+        trial,
+        Node("here", devices=2, kind="cpu"),
+        folder=tmp_path / "trial",
+        leases_folder=str(tmp_path / "leases"),
+        technique_folders=(str(tmp_path / "techniques"),),
+        path=(str(Path(__file__).parent),),
+    )
+    assert (estimate.seconds_per_batch, estimate.batches_per_epoch) == (0.25, 4)
+    (events,) = (tmp_path / "trial").rglob("events.jsonl")
+    assert [event["ranks"] for event in event_file.every(events.parent, "launched")] == [1]
