@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # Who follows a job and is held up by a signal for so long is ended by the next try, which waits for it.
 _FOLLOWER_SECONDS = 10.0
+# And who is not, for so long: Airflow, which has begun the next try, ends a process that it knows of sooner.
+_LET_GO_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -26,7 +29,8 @@ def sole_follower(
     """Be the only one who follows a job's runs and passes on what they say; others wait.
 
     One on this machine that a signal holds up (SIGSTOP) would be waited for for ever, and is ended. So is
-    one under a process that is held up, which is Airflow's, and has been given up.
+    one under a process that is held up, which is Airflow's, and has been given up; and one that does not let
+    go for a minute: where Airflow's process above it failed, as on a full disk of logs, nobody answers it.
 
     :param folder: the state of the job in its sweep, :attr:`RunSpec.folder`.
     :param give_up: asked again and again; when it says True the wait ends.
@@ -42,12 +46,14 @@ def sole_follower(
                 return None
             return parent_of(pid) if is_held_up(parent_of(pid)) else pid
 
-        standstill = Standstill(held_up)
+        standstill, began = Standstill(held_up), time.monotonic()
 
         def look() -> bool:
             if message := standstill.look():
                 log.warning("An earlier try follows the training, and %s", message)
-            if standstill.seconds > _FOLLOWER_SECONDS and (pid := follower(folder)) is not None:
+            late = time.monotonic() - began > _LET_GO_SECONDS
+            if (late or standstill.seconds > _FOLLOWER_SECONDS) and (pid := follower(folder)) is not None:
+                log.warning("An earlier try, %d, does not let go of the training, and is ended", pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             return give_up()

@@ -137,6 +137,19 @@ def test_a_follower_that_a_signal_holds_up_is_not_waited_for(
             assert alone
 
 
+def test_a_follower_whom_airflow_does_not_answer_any_more_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "_LET_GO_SECONDS", 2.0)
+    with a_follower(tmp_path) as (follower, above):
+        begin = time.monotonic()
+        with followers.sole_follower(tmp_path, lambda: time.monotonic() > begin + 60) as alone:
+            assert alone
+            assert time.monotonic() > begin + 2
+        assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
+        above.wait()
+
+
 def test_a_task_that_a_signal_holds_up_is_ended_so_that_the_next_try_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
