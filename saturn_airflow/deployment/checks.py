@@ -211,7 +211,9 @@ def _ask_workers(deployment: Deployment) -> None:
     if not deployment.workers:
         return
     for worker, stats in (inspect.stats() or {}).items():
-        deployment.pools[worker] = int((stats.get("pool") or {}).get("max-concurrency") or 0)
+        pool = stats.get("pool") or {}
+        deployment.pools[worker] = int(pool.get("max-concurrency") or 0)
+        deployment.kinds[worker] = str(pool.get("implementation", "")).partition(":")[0].rpartition(".")[2]
     nodes = {
         worker: node.name
         for worker, queues in deployment.workers.items()

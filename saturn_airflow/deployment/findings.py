@@ -47,6 +47,7 @@ class Deployment:
     :ivar celery: whether tasks run on Celery's workers.
     :ivar workers: the queues of each Celery worker, by the worker's name.
     :ivar pools: how many tasks each worker runs at once.
+    :ivar kinds: how each worker runs its tasks, as Celery calls it, such as ``"prefork"``.
     :ivar nodes: the survey of each node whose worker answered, by the node's name.
     :ivar question: when these were asked; None where there was nobody to ask.
     """
@@ -55,6 +56,7 @@ class Deployment:
     celery: bool = True
     workers: dict[str, set[str]] = field(default_factory=dict)
     pools: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     question: Question | None = None
 

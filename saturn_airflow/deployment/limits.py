@@ -28,10 +28,19 @@ def tasks_of(node: Node) -> int:
     return node.devices + 2
 
 
+def _pools_without_processes(deployment: Deployment) -> Iterator[Finding]:
+    """Workers that run tasks one at a time, or in threads, in which Airflow's can't run."""
+    for worker, kind in sorted(deployment.kinds.items()):
+        if kind not in ("", "prefork"):
+            text = f"{worker} runs tasks by Celery's pool {kind!r}; Airflow's need a process each"
+            yield Finding("limits", "problem", text, "set [celery] pool to prefork there")
+
+
 def _low_limits(deployment: Deployment, cluster: Cluster) -> Iterator[Finding]:
     """What is too low for a sweep over all nodes: of workers, of Airflow, of Celery."""
     from airflow.sdk import conf
 
+    yield from _pools_without_processes(deployment)
     for node in cluster:
         need = tasks_of(node)
         slots = deployment.slots(node.queue)

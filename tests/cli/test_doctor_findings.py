@@ -291,6 +291,14 @@ def test_a_worker_with_fewer_slots_than_a_sweep_uses_is_a_problem() -> None:
     assert "--concurrency 4 (or more), and then `saturn pools`" in found[0].fix
 
 
+@pytest.mark.parametrize(("kind", "problems"), [("prefork", 0), ("thread", 1), ("solo", 1)])
+def test_a_worker_without_processes_for_its_tasks_is_a_problem(kind: str, problems: int) -> None:
+    deployment = Deployment(Cluster(NODE), False, {"w": {"saturn.gpu-a"}}, {"w": 4}, {"w": kind})
+    found = [f for f in check_limits(deployment) if f.text.startswith("w runs tasks by")]
+    assert [f.level for f in found] == ["problem"] * problems
+    assert all(f.fix == "set [celery] pool to prefork there" for f in found)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
