@@ -99,3 +99,18 @@ def test_what_bends_is_told_from_rounding(number_format: torch.dtype, most: floa
         return (first / 3 + second * 0.7).clamp(max=most)
 
     assert bends(loss, contextlib.nullcontext) is (most == 20.0)
+
+
+@pytest.mark.parametrize("clamps", [False, True])
+def test_what_is_written_into_a_tensor_is_followed(clamps: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+    def loss(number: int) -> torch.Tensor:
+        x = torch.randn(6 - number, 4, generator=torch.Generator().manual_seed(number)).double()
+        losses = torch.zeros(2, dtype=torch.float64)
+        losses[0] = torch.stack([(x * weight).square().mean(), (x @ weight).abs().mean()]).sum()
+        losses[1] = weight.square().sum()
+        total = losses.sum()
+        return total.clamp(max=50.0) if clamps else total
+
+    assert bends(loss, contextlib.nullcontext) is clamps

@@ -23,7 +23,20 @@ _HALF, _SMALL = 2.0**-1, 2.0**-10
 _LARGE = (2.0**7, 2.0**14)
 # What makes a line of a line. Of products and quotients, those with what is no tensor.
 _LINEAR = frozenset(
-    {"__get__", "add", "sub", "rsub", "neg", "detach", "float", "double", "to", "clone", "backward"}
+    {
+        "__get__",
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "detach",
+        "float",
+        "double",
+        "to",
+        "clone",
+        "backward",
+        "setitem",
+    }
 )
 _LINEAR_BY_NUMBERS = frozenset({"mul", "div", "true_divide"})
 # These give what is there: one element of many, or the only one.
@@ -122,7 +135,8 @@ class _Scaled(TorchFunctionMode):
             self.differentiated |= of
         elif of:
             self._note(func, args, given)
-            for tensor in tensors_in(result):
+            # What is written into a tensor goes on from there.
+            for tensor in tensors_in(args[0] if func is torch.Tensor.__setitem__ else result):
                 self._follow(tensor, of)
         elif (
             _is_one_number(result)
