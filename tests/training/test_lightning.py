@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torchmetrics
 from test_loop import launch, request
 from test_own_step import off, train_unrefused
 
 from saturn_airflow.model.jobs import HParams, Job
 from saturn_airflow.training import ranks as ranks_module
+from saturn_airflow.training.own_step import metric_objects
 
 pytestmark = pytest.mark.ranks
 
@@ -71,6 +75,23 @@ def test_metric_objects_come_to_what_they_do_under_lightnings_trainer(tmp_path: 
         assert of_epoch | {"sum_epoch", "val_MeanAbsoluteError", "val_median", "val_best"} <= found.keys()
         assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
         assert told["result"]["eval_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+
+
+class AnswersToAnyName(torch.nn.Linear):
+    """As diffusers' models do, whose configurations are dictionaries."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "update":
+            raise KeyError(name)
+        return super().__getattr__(name)
+
+
+def test_no_module_is_asked_whether_it_is_a_metric() -> None:
+    model = torch.nn.Sequential(AnswersToAnyName(1, 1), torchmetrics.MeanMetric())
+    found = metric_objects.MetricObjects(model, 2)
+    assert found
+    assert not metric_objects.is_metric(model[0])
+    assert metric_objects.is_metric(model[1])
 
 
 def test_a_metric_of_what_is_no_row_is_for_one_device(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ and in an evaluation each device sees all of the data. So they have nothing to e
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,8 @@ _SAME_EVERYWHERE = (str, bool, type(None))
 
 
 def is_metric(value: object) -> bool:
-    """Whether ``value`` has what a metric object has."""
-    methods = (getattr(value, name, None) for name in ("update", "compute", "reset"))
+    """Whether ``value`` has what a metric object has; some modules answer to any name (diffusers)."""
+    methods = (inspect.getattr_static(value, name, None) for name in ("update", "compute", "reset"))
     return not isinstance(value, torch.Tensor | type) and all(map(callable, methods))
 
 
