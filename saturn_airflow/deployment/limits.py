@@ -29,10 +29,10 @@ def tasks_of(node: Node) -> int:
 
 
 def _pools_without_processes(deployment: Deployment) -> Iterator[Finding]:
-    """Workers that run tasks one at a time, or in threads, in which Airflow's can't run."""
+    """Workers whose tasks run one at a time, or in threads, in which Airflow's can't run."""
     for worker, kind in sorted(deployment.kinds.items()):
         if kind not in ("", "prefork"):
-            text = f"{worker} runs tasks by Celery's pool {kind!r}; Airflow's need a process each"
+            text = f"{worker} runs tasks by Celery's pool {kind!r}; a sweep needs a process for each"
             yield Finding("limits", "problem", text, "set [celery] pool to prefork there")
 
 

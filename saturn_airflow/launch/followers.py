@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 # Who follows a job and is held up by a signal for so long is ended by the next try, which waits for it.
 _FOLLOWER_SECONDS = 10.0
-# And who is not, for so long: Airflow, which has begun the next try, ends a process that it knows of sooner.
+# One that nothing holds up, after so many: Airflow, which began the next try, ends sooner what it knows of.
 _LET_GO_SECONDS = 60.0
 
 

@@ -61,16 +61,17 @@ class RoundTrainOperator(TrainOperator):
         try:
             told = super().execute(context)
         except AirflowFailException:
-            self._skip_reserve(context)
+            self._skip_watch(context)
             raise
         finally:
             if self._deadline is not None:
                 self._deadline.close()
-        self._skip_reserve(context)
+        self._skip_watch(context)
         return told
 
-    def _skip_reserve(self, context: Context) -> None:
-        """Let the sweep end without the round in reserve, where this is the last and no node was lost."""
+    def _skip_watch(self, context: Context) -> None:
+        """Let nobody wait for the watch where all training has ended, nor for the round in reserve where this
+        is the last round and no node was lost."""
         most = self.settings.rounds.most
         if self._round <= most < self.settings.last_round:
             reserve = self._round == most and not self._is_round_over()

@@ -65,7 +65,7 @@ def test_a_round_ends_by_the_clock_of_its_plan(
     ahead: float, in_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainOperator, "execute", lambda *_: {})
-    monkeypatch.setattr(RoundTrainOperator, "_skip_reserve", lambda *_: None)
+    monkeypatch.setattr(RoundTrainOperator, "_skip_watch", lambda *_: None)
     operator = operator_of(ends_at=NOW() + in_seconds)
     if in_seconds < 0:
         with pytest.raises(AirflowSkipException):
@@ -79,7 +79,7 @@ def test_a_clock_that_differs_is_no_job_that_strays(
     ahead: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainOperator, "execute", lambda *_: {})
-    monkeypatch.setattr(RoundTrainOperator, "_skip_reserve", lambda *_: None)
+    monkeypatch.setattr(RoundTrainOperator, "_skip_watch", lambda *_: None)
     operator = operator_of()
     operator.execute(context())
     for step in range(1, 12):
@@ -93,7 +93,7 @@ def test_a_clock_that_is_set_while_a_job_trains_ends_no_round_and_keeps_none(
 ) -> None:
     monkeypatch.setenv("AIRFLOW__SATURN__HOME", str(tmp_path))
     monkeypatch.setattr(TrainOperator, "execute", lambda *_: {})
-    monkeypatch.setattr(RoundTrainOperator, "_skip_reserve", lambda *_: None)
+    monkeypatch.setattr(RoundTrainOperator, "_skip_watch", lambda *_: None)
     operators = [operator_of(ends_at=NOW() + seconds) for seconds in (600.0, 1.0)]
     for operator in operators:
         operator.execute(context())

@@ -292,7 +292,8 @@ def each_pass_anew() -> Iterator[None]:
 
 @contextmanager
 def without_randomness(*, own_generators: bool = True) -> Iterator[SwitchedOffRandomness]:
-    """While it lasts, nothing that this process computes is random; for all its threads.
+    """While it lasts, nothing that this process computes is random; for all its threads, but for what others
+    than this one draw by functions of torch that were imported by name.
 
     :param own_generators: nor what is drawn by a ``generator=`` of the job's own. Where this is not so, who
         draws is to begin with those in the same state: then they show whether the same is drawn.
